@@ -92,7 +92,10 @@ class Flag(enum.StrEnum):
     BUSY_MACHINE = "busy_machine", "other programs used the CPUs; repeat the run on an idle machine"
     SEQUENTIAL = "sequential", "cases did not fit in memory together; ratios include machine drift"
     OUTLIERS_REMOVED = "outliers_removed", "nanolib removed outliers, so the interval is not valid"
-    MASK_IS_DENSE = "mask_is_dense", "the mask removes no pairs; reduce the tile size (block_size)"
+    MASK_IS_DENSE = (
+        "mask_is_dense",
+        "the mask removes no pairs; use longer seq_lens or a sparser pattern",
+    )
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}

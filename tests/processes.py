@@ -1,8 +1,13 @@
 """How tests run commands, and tell processes apart."""
 
+import site
 import subprocess
+import venv
 
 import psutil
+from click.testing import CliRunner
+
+from nanolib.cli import main
 
 
 def ended(*command, **options):
@@ -10,6 +15,19 @@ def ended(*command, **options):
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=600, **options
     )
+
+
+def invoked(*words, **options):
+    """A command of nano when it has ended, in this process: its exit code and output."""
+    return CliRunner().invoke(main, [*map(str, words)], **options)
+
+
+def new_environment(folder):
+    """An environment with the packages of this one after its own: its interpreter, and where its own are."""
+    venv.create(folder, symlinks=True)
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "behind.pth").write_text("\n".join(site.getsitepackages()))
+    return str(folder / "bin" / "python"), own
 
 
 def said(process):

@@ -7,10 +7,9 @@ import shutil
 import sqlite3
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.store import Store
+from tests.processes import invoked
 from tests.store.rows import make_run
 
 # `OUT` is the output folder, `HERE` a folder with files: text.txt, cut.sqlite, foreign.sqlite, newer.sqlite, good.sqlite.
@@ -50,17 +49,14 @@ WITHOUT_DATABASE = {
     "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'": "'kind' is given twice; keep only one value",
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
     "run attention -p seq_lens=[8,8]": "attention.seq_lens: 8 is given twice; leave one out",
-    "run attention -p seq_lens=null": "attention.seq_lens: Input should be a valid list, got None",
     "run attention -p seq_lens=[true]": "attention.seq_lens: [True] is not valid; give a number or text instead of true or false",
     "run attention -p seed=1 -p seed=2": "-p: 'seed' is given twice; give it once",
     "run attention -p quality_patterns=[spiral]": "attention.quality_patterns: 'spiral' is not a known pattern; use window",
     "run --quick --full attention": "run: 'full' is a second suite; name one suite, as the first name",
-    "run attention quick": "run: 'quick' is a second suite; name one suite, as the first name",
     "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",
     "run attention --label 01234567-89ab-cdef-0123-456789abcdef": "0123-456789abcdef' is a reserved name of runs; choose",
     "run attention --label 'a\nb'": "attention.label: 'a\\nb' is not valid; leave out the unprintable character '\\n'",
     "run attention --output HERE/text.txt/out": "cannot be created",
-    "doctor --output HERE/text.txt/out": "cannot be created",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name a folder",
     "run model -p 'model=no such:thing'": "model.model: 'no such:thing' does not name a function",
     "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'": "vocab_size 99 is too small for text",
@@ -91,6 +87,13 @@ WITHOUT_DATABASE = {
     "run fp8 -p model=hf:LlamaForCausalLM -p seq_len=9999": "exceeds the max_position_embeddings 2048",
     "run summary -p database=HERE/none.sqlite": "none.sqlite' is not a file; name a database",
     "run summary -p runs=[[latest]]": "summary.runs[0]: Input should be a valid string, got ['latest']",
+    "run attention -p 'attention_types=[{kind: own}]'": "attention_options.call: is missing; give a value",
+    "run attention -p 'attention_types=[{kind: own, call: \"no.such:f\"}]'": "call: 'no.such:f' needs the module 'no'",
+    "run attention -p 'attention_types=[{kind: own, call: \"tests.models.inputs:f\"}]'": "has no function 'f'; name one",
+    "ab --python nowhere/python --python nowhere/python --call a:b": "'nowhere/python' is not a program",
+    "ab --python /bin/true --python /bin/true --call a:b": "--python: '/bin/true' does not run Python",
+    "ab --python HERE/old --python HERE/old --call a:b": "is Python 3.8.1; give 3.11 or newer",
+    "ab --python a --python b --python c --call a:b": "--python: must be given twice, got 3",
     "ab HERE/date.yml HERE/date.yml attention": "date.yml is not valid YAML (month must be in 1..12)",
     "ab HERE/twice.yml HERE/twice.yml attention": "twice.yml is not valid YAML ('seed' is given twice; keep only one value",
     "ab HERE/latin.yml HERE/latin.yml attention": "latin.yml: cannot be read ('utf-8' codec",
@@ -101,6 +104,31 @@ WITHOUT_DATABASE = {
     "ab . . --call a:b --total soon": "--total: 'soon' is not valid",
     "run --on mars": "'mars' is not one of 'here', 'ray'",
     "run --on ray --resume": "--resume: a Ray task returns all of its results or none",
+    "plan nope --memory 1GiB": "model: 'nope' is not a known preset",
+    "plan nowhere.json --memory 1GiB": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
+    "plan decoder_tiny --memory 5parsec": "memory: '5parsec' is not valid",
+    "plan decoder_tiny --memory 80": "memory: '80' is not valid; use an amount such as 80GiB",
+    f"plan decoder_tiny --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
+    "plan decoder_tiny --ranks 3 --batch-size 4 --memory 1GiB": "ranks: must divide batch_size 4, got 3",
+    "plan decoder_tiny --dtype int3 --memory 1GiB": "dtype: 'int3' is not a known dtype",
+    "plan decoder_tiny --kv-dtype int3 --memory 1GiB": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
+    "plan decoder_tiny --seq-len 0 --memory 1GiB": "seq_len: Input should be greater than 0, got 0",
+    "plan decoder_tiny --seq-len 99999999999999999999 --memory 1GiB": "nano: seq_len: ",
+    "plan decoder_tiny --seq-len 200000 --attention-type sparse --memory 1GiB": "200000 is too long to plan a mask; use dense",
+    "plan decoder_tiny -p context_length=64 --seq-len 128 --memory 1GiB": "seq_len: 128 exceeds context_length 64",
+    "plan decoder_tiny --optimizer lion --memory 1GiB": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
+    "plan decoder_tiny --attention-type flex --memory 1GiB": "flex has no plan (the memory counter cannot track",
+    "plan decoder_tiny --attention-type odd --memory 1GiB": "attention_type: 'odd' is not a known attention kind",
+    "plan decoder_tiny -p d_model=x --memory 1GiB": "d_model: Input should be a valid integer",
+    "plan decoder_tiny -p dtype=bfloat16 --memory 1GiB": "options: dtype is not an option of the model; use --dtype",
+    "plan decoder_tiny --json nowhere/f.json --memory 1GiB": "nowhere is not a folder",
+    "plan hf:LlamaForCausalLM -p attention_type=x --memory 1GiB": "is not an option of the model; use --attention-type",
+    "plan hf:LlamaForCausalLM --attention-type sparse --memory 1GiB": "has its own attention; leave attention_type out",
+    "plan hf:LlamaForCausalLM --seq-len 9999 --memory 1GiB": "shorten the sequence, or raise max_position_embeddings to 9999",
+    "plan hf:LlamaForCausalLM -p num_hidden_layers=-1 --memory 1GiB": "must be at least 1",
+    "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": "cannot be planned; use sdpa or eager",
+    "plan hf:LlamaForCausalLM -p foo=1 --memory 1GiB": "'foo' is not a field of LlamaConfig",
+    "plan hf:Gemma2ForCausalLM --ranks 2 --batch-size 2 --memory 1GiB": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
     "runs": "does not exist; run `nano run quick` first",
     "report --output HERE/damaged": "cannot be",
     "init HERE/text.txt": "is not an empty folder",
@@ -126,6 +154,7 @@ PARAMS_FILES = {
     "short.csv": b"t_s,power_w\n0,5\n1,5\n",
     "unsorted.csv": b"t_s,power_w\n0,5\n2,5\n1,5\n",
     "words.csv": b"t_s,power_w\n0,x\n1,5\n",
+    "old": b"""#!/bin/sh\necho '{"python": [3, 8, 1], "packages": {}}'\n""",
 }
 LONG = "x" * 5000
 WITH_DATABASE = {
@@ -134,8 +163,6 @@ WITH_DATABASE = {
     "report latest~² --to HERE/report": "'latest~²'",
     "export HERE/x.pdf": "x.pdf",
     "export HERE/none/x.json": "none",
-    "export HERE/x.json --run nowhere": "'nowhere'",
-    "compare nowhere latest": "'nowhere'",
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare HERE/pipe latest": "pipe",
     "compare latest HERE/text.txt": "text.txt cannot be opened",
@@ -149,7 +176,6 @@ WITH_DATABASE = {
     "history nowhere": "no run of nowhere is in the database",
     "history --metric speed": "'speed'",
     "report --to HERE/text.txt": "text.txt",
-    "clean --older-than soon": "--older-than: 'soon' is not valid; give days, such as 30d",
     "clean --keep -1": "-1 is not in the range x>=0",
     "merge HERE/good.sqlite OUT/results.sqlite": "is this database itself; name another",
 }
@@ -170,6 +196,7 @@ def here(tmp_path, measured):
     (folder / "text.txt").write_text("no database\n" * 100)
     for name, content in PARAMS_FILES.items():
         (folder / name).write_bytes(content)
+    (folder / "old").chmod(0o755)
     shutil.copy(measured, folder / "good.sqlite")
     content = measured.read_bytes()
     (folder / "cut.sqlite").write_bytes(content[:5000])
@@ -208,8 +235,8 @@ def test_it_is_one_line_and_nothing_is_written(
     before = _files(tmp_path)
     named = arguments.replace("HERE", str(here)).replace("OUT", str(out)).replace("LONG", LONG)
     words = shlex.split(named)
-    takes_output = words and words[0] not in ("nope", "init") and "--output" not in words
-    ended = CliRunner().invoke(main, [*words, *(["--output", str(out)] if takes_output else [])])
+    takes_output = words and words[0] not in ("nope", "init", "plan") and "--output" not in words
+    ended = invoked(*words, *(["--output", out] if takes_output else []))
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output
     assert "Traceback" not in ended.output and LONG not in ended.output

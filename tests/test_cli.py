@@ -4,21 +4,16 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.cli.common import EXIT_CLOSED
 from nanolib.config import ATTENTION_PATTERNS, PRESETS
 from nanolib.experiments import ALL, doctor
-from nanolib.measurement import Measurement
 from nanolib.meters import ceilings
-from nanolib.meters.time.latency import summarize
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
 from nanolib.run.jobs import import_user_code, plan, scenarios, suites
 from nanolib.store import Store
-from tests.processes import ended
-from tests.store.rows import make_run
+from tests.processes import ended, invoked
 
 SMALL = ["-pseq_lens=[64]", "-pquality_patterns=[]"]
 
@@ -26,19 +21,9 @@ SMALL = ["-pseq_lens=[64]", "-pquality_patterns=[]"]
 @pytest.fixture
 def nano(tmp_path):
     def call(*arguments):
-        return CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")])
+        return invoked(*arguments, "--output", tmp_path / "out")
 
     return call
-
-
-@pytest.mark.parametrize("suite", ["full", "--full"])
-def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path, suite):
-    kinds = "-pattention_types=[{kind: dense, backend: cudnn}]"
-    found = nano("run", suite, "attention", "--dry-run", *SMALL, kinds, "-pbatch_sizes=[1]")
-    assert found.exit_code == 0, found.output
-    assert "attention: 5 cases" in found.output
-    assert "unsupported: SDPA backend cudnn has no CPU kernel" in found.output
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -50,17 +35,21 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     shown = json.loads(found.stdout)
     assert "GFLOP/s" in shown["peak rates of cpu, measured now"]["float32"]
     assert shown["what this machine can measure"]["attention sparse"] == "runs"
-    kinds = ["-pattention_types=[dense]", "-pbackward=false"]
-    dry = nano("run", "attention", "--dry-run", *SMALL, *kinds).output
+    kinds = ["-pattention_types=[dense, {kind: dense, backend: cudnn}]", "-pbackward=false"]
+    dry = nano(
+        "run", "--full", "attention", "--dry-run", *SMALL, *kinds, "-pbatch_sizes=[1]"
+    ).output
+    assert "attention: 7 cases" in dry
+    assert "unsupported: SDPA backend cudnn has no CPU kernel" in dry
     assert "nanolib can predict the duration of a notebook after one run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        assert list(store.runs().status) == ["done"]
+    (run,) = json.loads(nano("runs", "--json").stdout)
+    assert (run["experiment"], run["status"]) == ("doctor", "done")
     cleaned = nano("clean", "--older-than", "0d").output
     assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
-    assert "there are no runs" in nano("export", str(tmp_path / "x.csv")).output
+    assert "there are no runs" in nano("export", tmp_path / "x.csv").output
 
 
 def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
@@ -72,14 +61,11 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
         assert runs.stderr.read() == b"" and runs.wait() == EXIT_CLOSED
 
 
-@pytest.mark.parametrize("suite", suites())
-def test_all_notebooks_of_a_suite_are_looked_through_for_code_of_yours(suite):
-    jobs = plan(ALL, [suite], {}, {})
-    assert {job.name for job in jobs} == set(ALL)
-    import_user_code(jobs)  # the summary, which measures nothing, among them
-
-
-def test_a_notebook_that_is_named_twice_runs_once():
+def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
+    for suite in suites():
+        jobs = plan(ALL, [suite], {}, {})
+        assert {job.name for job in jobs} == set(ALL)
+        import_user_code(jobs)  # the summary, which measures nothing, among them
     named = ["quick", "attention", "model", "attention"]
     assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
     scenario = scenarios()[0]
@@ -87,7 +73,7 @@ def test_a_notebook_that_is_named_twice_runs_once():
 
 
 def test_list_names_all_that_a_command_line_can_name():
-    found = CliRunner().invoke(main, ["list"])
+    found = invoked("list")
     names = {line.split()[0] for line in found.output.splitlines() if line.startswith("  ")}
     assert set(ATTENTION_PATTERNS) == {*PATTERNS, *DYNAMIC}
     of_config = {*attention.kinds(), *ATTENTION_PATTERNS, *PRESETS}
@@ -96,23 +82,9 @@ def test_list_names_all_that_a_command_line_can_name():
 
 @pytest.mark.parametrize("notebook", ALL)
 def test_help_shows_the_parameters_of_the_notebook_that_is_named(notebook):
-    found = CliRunner().invoke(main, ["run", "full", notebook, "--help"])
+    found = invoked("run", "full", notebook, "--help")
     shown = {line.strip().partition(": ")[0] for line in found.output.splitlines()}
     assert found.exit_code == 0 and {*ALL[notebook]().Params.model_fields} <= shown
-
-
-def test_lists_come_as_json_too(nano, tmp_path):
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        for at in range(7):
-            times = [10.0 + at // 6 * 5 + 0.01 * (i % 7) for i in range(40)]
-            rows = {"c": ({"name": "dense"}, [Measurement("case_duration", 1.0), summarize(times)])}
-            store.add(make_run(label="before", git_revision=f"r{at}", rows=rows))
-    (*_, last) = json.loads(nano("runs", "--json").stdout)
-    assert (last["label"], last["git_revision"]) == ("before", "r6")
-    found = nano("history", "--json")
-    (told,) = json.loads(found.stdout)["shown"]
-    assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
-    assert "in 1 series, only the last one or two runs differ" in found.stderr
 
 
 def test_a_command_that_measures_nothing_starts_without_what_takes_long_to_import(tmp_path):

@@ -1,17 +1,15 @@
 """What is not installed is said in one line, with the part that goes without it."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 
 from nanolib import installed
-from nanolib.cli import main
 from nanolib.measurement import Unsupported
 from nanolib.models import fp8
+from tests.processes import invoked
 
 
 @pytest.mark.parametrize(
@@ -44,8 +42,7 @@ def test_nano_run_says_in_its_first_line_what_is_missing(
     monkeypatch.setattr(
         installed, "find_spec", lambda name: None if name in absent else known(name)
     )
-    asked = ["run", "quick", "warmup", *more, "--output", str(tmp_path)]
-    ended = CliRunner().invoke(main, asked)
+    ended = invoked("run", "quick", "warmup", *more, "--output", tmp_path)
     assert ended.exit_code == code and ended.output.startswith(said)
     assert code == 0 or len(ended.output.splitlines()) == 1
 
@@ -56,8 +53,3 @@ def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
     model = nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16)
     with pytest.raises(Unsupported, match="torchao is not installed"):
         fp8.convert(model, "tensorwise", excluded_modules=(), emulate=False)
-
-
-def test_a_machine_without_nvidias_package_measures():
-    code = "import sys; sys.modules['pynvml'] = None; import nanolib.run.sweep"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import site
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 import yaml
 
 from tests.ab.conftest import Repository
-from tests.processes import ended
+from tests.processes import ended, new_environment
 from tests.working_tree import copied
 
 pytestmark = pytest.mark.slow
@@ -82,14 +80,10 @@ def wheel(tmp_path_factory):
 @pytest.fixture(scope="module")
 def python(tmp_path_factory, wheel):
     """An interpreter with nanolib from the wheel, and its dependencies from this environment."""
-    folder = tmp_path_factory.mktemp("installed")
-    venv.create(folder, symlinks=True)
-    made = folder / "bin" / "python"
-    (own,) = folder.glob("lib/python*/site-packages")
-    (own / "behind.pth").write_text("\n".join(site.getsitepackages()))
+    made, _ = new_environment(tmp_path_factory.mktemp("installed"))
     install = ["install", "--no-deps", "--no-index", "--force-reinstall", wheel]
     _done(*PIP, "--python", made, *install)
-    return str(made)
+    return made
 
 
 @pytest.fixture
@@ -123,12 +117,6 @@ def test_the_wheel_makes_a_folder_in_which_nano_runs(project):
     assert dry.returncode == 0 and "attention: 3 cases" in dry.stdout, dry.stderr
 
 
-def test_the_action_installs_nanolib_from_its_own_folder():
-    """Not by its name, which elsewhere is another project's."""
-    assert INSTALL["run"] == 'python -m pip install $NANO_INSTALL -e "${{ github.action_path }}"'
-    assert INSTALL["env"] == {"NANO_INSTALL": "${{ inputs.install }}"}
-
-
 def _gate(project, tmp_path, call):
     (tmp_path / "gh").write_text('#!/bin/sh\necho "$@" >> gh.log\n')
     (tmp_path / "gh").chmod(0o755)
@@ -149,7 +137,13 @@ def _gate(project, tmp_path, call):
     return project.call("bash", "-c", script, **environment)
 
 
-def test_the_action_fails_on_a_regression_and_writes_a_comment(project, tmp_path):
+def test_the_action_tells_bad_input_and_fails_on_a_regression_with_a_comment(project, tmp_path):
+    # nanolib is installed from the action's folder: by its name it is another project, elsewhere
+    assert INSTALL["run"] == 'python -m pip install $NANO_INSTALL -e "${{ github.action_path }}"'
+    assert INSTALL["env"] == {"NANO_INSTALL": "${{ inputs.install }}"}
+    bad = _gate(project, tmp_path, call="nowhere:step")
+    assert bad.returncode == 2 and "nowhere:step cannot be imported" in bad.stderr
+    assert not (project.folder / "gh.log").exists() and not (tmp_path / "summary.md").exists()
     project.commit("now", 23_000_000)
     gate = _gate(project, tmp_path, call="mine.step:step")
     assert gate.returncode == 1, gate.stdout + gate.stderr
@@ -174,9 +168,3 @@ def test_the_actions_heading_says_what_failed(project, tmp_path, heading, code):
     gate = _gate(project, tmp_path, call="mine.step:step")
     assert gate.returncode == code, gate.stdout + gate.stderr
     assert f"### {heading}\n" in (tmp_path / "summary.md").read_text()
-
-
-def test_the_action_tells_bad_input_and_writes_no_comment(project, tmp_path):
-    gate = _gate(project, tmp_path, call="nowhere:step")
-    assert gate.returncode == 2 and "nowhere:step cannot be imported" in gate.stderr
-    assert not (project.folder / "gh.log").exists() and not (tmp_path / "summary.md").exists()

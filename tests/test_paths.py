@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from nanolib import paths
-from nanolib.cli import main
 from nanolib.measurement import BadInput
+from tests.processes import invoked
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,15 +32,13 @@ def test_the_nearest_folder_above_counts_and_results_go_there(tmp_path, monkeypa
     assert paths.output_folder() == inner / "notebooks" / "elsewhere"
 
 
-def test_notebooks_of_another_project_are_not_taken(tmp_path, monkeypatch):
+def test_notebooks_of_another_project_are_not_taken_and_outside_of_any_the_message_names_init(
+    tmp_path, monkeypatch, no_output
+):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "mine.ipynb").touch()
     monkeypatch.chdir(tmp_path)
     assert paths.checkout() == ROOT  # the package's own
-
-
-def test_outside_of_any_the_message_names_init(tmp_path, monkeypatch, no_output):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "__file__", str(tmp_path / "site-packages" / "nanolib" / "paths.py"))
     with pytest.raises(BadInput, match="run `nano init DIR`"):
         paths.checkout()
@@ -51,7 +48,7 @@ def test_outside_of_any_the_message_names_init(tmp_path, monkeypatch, no_output)
 def test_init_copies_the_files_to_an_empty_folder(tmp_path, monkeypatch):
     target = tmp_path / "mine"
     target.mkdir()
-    ended = CliRunner().invoke(main, ["init", str(target)])
+    ended = invoked("init", target)
     assert ended.exit_code == 0, ended.output
     for file in ("notebooks/attention.ipynb", "params/quick/attention.yml"):
         assert (target / file).read_bytes() == (ROOT / file).read_bytes()

@@ -23,9 +23,10 @@ def test_the_lock_pins_everything_that_the_project_asks_for():
     assert {"pip": ["-r requirements.lock"]} in environment["dependencies"]
 
 
-def test_no_page_installs_the_project_that_has_our_import_name_on_the_index():
+def test_nothing_installs_the_project_that_has_our_import_name_on_the_index():
     assert PROJECT["name"] != "nanolib"
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.yml")]:
+    sources = ("*.md", "docs/*.md", "*.yml", "nanolib/**/*.py")
+    for page in [page for pattern in sources for page in ROOT.glob(pattern)]:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"install [^\n`]*\bnanolib(?!-workbook)(\[|\s|`|$)", text), page
 

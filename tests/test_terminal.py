@@ -7,14 +7,13 @@ import json
 import altair as alt
 import pandas as pd
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.measurement import BadInput, Measurement, printable
 from nanolib.report import renderer
 from nanolib.report.export import csv_text, markdown_table
 from nanolib.report.page import build
 from nanolib.store import Store
+from tests.processes import invoked
 from tests.shown import SECTIONS
 from tests.store.rows import LATENCY, make_run
 
@@ -61,22 +60,21 @@ def hostile(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["runs"],
-        ["report", "run-a", "--to", f"report{TYPED}"],
-        ["compare", "run-a", "run-b", "--all"],
-        ["compare", TYPED, "run-b"],
-        ["history", "--all"],
-        ["export", f"x{TYPED}.json"],
-        ["merge", TYPED],
-        ["run", "warmup", "--dry-run", "-p", f"device={TYPED}"],
-        ["runs", f"--{TYPED}"],
+        "runs",
+        "report run-a --to reportTYPED",
+        "compare run-a run-b --all",
+        "compare TYPED run-b",
+        "history --all",
+        "export xTYPED.json",
+        "merge TYPED",
+        "run warmup --dry-run -p device=TYPED",
+        "runs --TYPED",
     ],
-    ids=lambda arguments: arguments[0],
 )
 def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
     monkeypatch.chdir(hostile)
     monkeypatch.setenv("NANOLIB_OUTPUT", str(hostile / "out"))
-    ended = CliRunner().invoke(main, arguments)
+    ended = invoked(*(word.replace("TYPED", TYPED) for word in arguments.split()))
     assert ended.output and ended.exit_code in (0, 1, 2), ended.exception
     assert not isinstance(ended.exception, Exception), ended.exception
     assert all(c.isprintable() or c == "\n" for c in ended.output), ascii(ended.output)

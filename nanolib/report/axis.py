@@ -93,7 +93,17 @@ def domain_of(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return ticks at 1, 2 and 5 of each decade, or only at decades if there are many decades."""
+    """Return ticks at 1, 2 and 5 of each decade, or only at decades if there are many decades.
+
+    If fewer than three such ticks are in the range, the ticks have equal distances.
+    """
     decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     found = [m * decade for decade in decades for m in (1, 2, 5) if low <= m * decade <= high]
-    return found if len(found) <= 7 else [decade for decade in decades if low <= decade <= high]
+    if len(found) < 3 and high > low:
+        most = (high - low) / 3
+        decade = 10.0 ** math.floor(math.log10(most))
+        step = max(m * decade for m in (1, 2, 5) if m * decade <= most)
+        count = range(math.ceil(low / step), math.floor(high / step) + 1)
+        return [float(f"{at * step:.9g}") for at in count]
+    inside = [decade for decade in decades if low <= decade <= high]
+    return inside if len(found) > 7 and len(inside) > 2 else found

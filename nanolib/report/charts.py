@@ -47,7 +47,7 @@ def scaling_chart(
         if found.empty:
             return empty_chart(title, why_empty(rows, experiment))
         found, shared = short_names(found)
-        labels, alike = _series(found, others)
+        labels, alike = series_names(found, others)
         data = pd.DataFrame(
             {
                 "panel": found["scope"].map(scopes),
@@ -98,16 +98,30 @@ def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFra
     return rows.assign(**{name: used}), f": {models.pop()}"
 
 
-def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
-    """Return a label for each row from the factors that vary, and the name if it does not vary."""
+_LABELS = {"batch_size": "batch {}", "causal": "causal {}", "run_id": "run {:.8}"}
+
+
+def series_names(
+    rows: pd.DataFrame, others: Sequence[str], prefix: str = "factor."
+) -> tuple[pd.Series, str]:
+    """Name the series of a chart by their `name`, and by the other columns that vary.
+
+    Args:
+        rows: Measurements, or lines of a table.
+        others: Columns that distinguish series with the same name.
+        prefix: Prefix of the columns.
+
+    Returns:
+        A label for each row, and the name if it is the same for all rows and not in the labels.
+    """
     names = [*others, "name"]
-    varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
+    varying = [name for name in names if rows[f"{prefix}{name}"].astype(str).nunique() > 1]
     parts = []
     for name in varying or ["name"]:
-        values = rows[f"factor.{name}"]
+        values = rows[f"{prefix}{name}"]
         words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-        parts.append("batch " + words if name == "batch_size" else words)
-    shared = f": {rows['factor.name'].iloc[0]}" if varying and "name" not in varying else ""
+        parts.append(words.map(_LABELS.get(name, "{}").format))
+    shared = f": {rows[f'{prefix}name'].iloc[0]}" if varying and "name" not in varying else ""
     return parts[0].str.cat(parts[1:], sep=", "), shared
 
 
@@ -240,6 +254,8 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
                 next_step = "run nano doctor on an idle machine"
             reached = scaled(best["achieved"], "FLOP/s")
             evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: {why}"
+        elif best["share"] > 1:
+            evidence += " (the interval includes the roofline)"
         share = Estimate.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
         findings.append(Finding(answer, evidence, next_step, figures=(share,)))

@@ -97,10 +97,28 @@ def strip_shared_words(names: list[str]) -> list[str]:
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return the rows of one experiment, without the factor columns that have no value."""
+    """Return the rows of one experiment, without the factor columns that have no value.
+
+    If cases with different options have one name, the options follow the name.
+    """
     chosen = rows[rows["experiment"] == experiment]
     used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
-    return chosen.loc[:, used]
+    return _tell_apart(chosen.loc[:, used])
+
+
+def _tell_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add to names that several cases have the options in which these cases differ."""
+    cases = drop_missing(rows.drop_duplicates("case_id").set_index("case_id"), "factor.options")
+    names = {}
+    for name, found in cases.groupby("factor.name")["factor.options"] if len(cases) else ():
+        table = pd.DataFrame([*found], found.index, dtype=object).map(str)
+        for case_id, options in table.loc[:, table.nunique() > 1].iterrows():
+            words = (f"{option} {value}" for option, value in options.items() if value != "nan")
+            names[case_id] = ", ".join([name, *words])
+    if not names:
+        return rows
+    pairs = zip(rows["case_id"], rows["factor.name"], strict=True)
+    return rows.assign(**{"factor.name": [names.get(case_id, name) for case_id, name in pairs]})
 
 
 def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
@@ -210,6 +228,10 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
     for status, group in failed.groupby("status", sort=False):
         messages = "; ".join(filter(None, group["message"].unique()[:_MOST_REASONS]))
         reasons.append(f"{len(group)} {status}" + (f": {messages}" if messages else ""))
+    ended = rows[rows["metric"] == "case_duration"]
+    peaks = drop_missing(ended, "factor.ceiling")["case_id"]  # Peak rates are not results.
+    if (ended["status"].eq("ok") & ~ended["case_id"].isin(peaks)).any():
+        return "no case has this result" + (f" ({', '.join(reasons)})" if reasons else "")
     return f"no case has a result ({', '.join(reasons) or 'no case has ended'})"
 
 

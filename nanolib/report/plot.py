@@ -21,6 +21,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from nanolib.numbers import format_number
 from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
 from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
 
@@ -44,6 +45,7 @@ def plot(
     subtitle: Sequence[str] = (),
     unit: str = "",
     xunit: str = "",
+    xfmt: str = "",
     log: str = "",
     ref: float | None = None,
     ref_text: str = "",
@@ -57,16 +59,17 @@ def plot(
 
     Args:
         data: Table with the columns that this module describes. A line chart with a single `x`
-            becomes a `rows` chart.
+            becomes a `rows` chart with the `x` in its subtitle.
         title: Title of the chart.
         kind: Layout of the chart. A `line` chart has an ordered horizontal axis, a `rows` chart has
             one row per series, and a `bars` chart has bars with parts.
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
+        xfmt: Number format of that axis, or empty to show short counts.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
-        ref_text: Label of the reference line.
+        ref_text: Label of the reference line of a line chart.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         join: Whether a line joins the points of a series.
@@ -75,16 +78,19 @@ def plot(
     """
     if data is None or data.empty:
         return empty_chart(title, empty)
+    lines = [line for line in subtitle if line]
     if kind == "line" and join and data["x"].nunique() == 1:
+        at = float(data["x"].iloc[0])
+        lines = [line.replace("Dashed", "Tick") for line in lines]
+        lines += [f"{xunit}: {f'{at:{xfmt}}' if xfmt else format_number(at)}."] if xunit else []
         data = data.assign(x=data["y"]).drop(columns="y")
-        kind, log = "rows", "x" if "y" in log else ""
+        kind, log, ref_text = "rows", "x" if "y" in log else "", ""
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
     colors = data["series"].map(hues(data["series"]))
     defaults = {"sure": True, "text": "", "note": "", "panel": "", "hue": colors}
     data = pd.DataFrame(defaults | dict(data.items()))
-    lines = [line for line in subtitle if line]
     if value in log:
         data, left_out = drop_unloggable(data, value)
         lines += [f"The logarithmic axis excludes points of {left_out}."] if left_out else []
@@ -104,7 +110,7 @@ def plot(
     for name, part in data.groupby("panel", sort=False):
         if is_line:
             size = {"width": width // len(panels), "height": _HEIGHT}
-            part, layers = _draw_lines(part, axis, xunit, "x" in log, join)
+            part, layers = _draw_lines(part, axis, xunit, xfmt, "x" in log, join)
         else:
             size = {"width": width, "height": alt.Step(26)}
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
@@ -142,8 +148,8 @@ def _draw_guides(
         data, along = pd.DataFrame({"at": [ref]}), axis.encode("at")
         layers.append(_layer("rule", along, data=data, strokeWidth=1.2))
         if name:
-            right = along | {"x": alt.value("width")}
-            layers.append(_layer("text", right, data=data, text=name, align="left", dx=9))
+            left = along | {"x": alt.value(0)}  # The right end has the names of the series.
+            layers.append(_layer("text", left, data=data, text=name, align="left", dx=2, dy=9))
     return layers
 
 
@@ -182,21 +188,23 @@ def _draw_marks(
 
 
 def _draw_lines(
-    data: pd.DataFrame, axis: Axis, xunit: str, log: bool, join: bool
+    data: pd.DataFrame, axis: Axis, xunit: str, xfmt: str, log: bool, join: bool
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted(float(x) for x in data["x"].unique())
     ends = [places[0], places[-1]]
     ticks = {"values": log_ticks(*ends)} if log else {"tickCount": 6}
-    if join and len(places) <= 12:
+    if join and len(places) <= 12 and not xfmt:
         ticks = {"values": places}
+    ticks |= {"format": xfmt} if xfmt else {"labelExpr": _SHORT_COUNT}
     x = alt.X(
         "x:Q",
         title=xunit,
         scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
-        axis=alt.Axis(grid=False, labelExpr=_SHORT_COUNT, labelOverlap=True, **ticks),
+        axis=alt.Axis(grid=False, labelOverlap=True, **ticks),
     )
     label = data["text"].where(data["text"] != "", data["series"]).astype(str)
-    data = data.assign(label=label, end=_label_heights(data, axis))
+    data = data.assign(label=label)
+    data["end"] = _label_heights(data[label.str.strip() != ""], axis)
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = {"x": x}
@@ -225,7 +233,9 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     px = _HEIGHT / (top - bottom)
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
     found = pd.Series(np.nan, index=data.index)
-    for _, group in drawn.dropna().groupby(data["x"]):
+    # The page can hide the last points, so the labels at each earlier x have heights too.
+    is_last = data["x"] == data.groupby("series")["x"].transform("max")
+    for _, group in drawn.dropna().groupby(data["x"].where(~is_last, math.inf)):
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps

@@ -287,14 +287,8 @@ def times(row: pd.Series, column: str) -> str:
     return with_ends(row, column, "×")
 
 
-def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
-    """Format a share of a line with its interval, in percent.
-
-    Args:
-        row: Line of a table.
-        column: Name of the column with the share.
-        most: Largest share to show. This value replaces larger shares.
-    """
-    share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
+def percent(row: pd.Series, column: str) -> str:
+    """Format a share of a line with its interval, in percent."""
+    share, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
     ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"
     return f"{share:.0%}{ends}"

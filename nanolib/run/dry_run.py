@@ -17,8 +17,6 @@ from nanolib.store import Store
 _UNITS = {
     "flops": "FLOP",
     "bytes": "MiB",
-    "peak_memory": "MiB",
-    "weight_memory": "MiB",
     "latency": "ms",
     "shard": "MiB",
 }
@@ -49,9 +47,10 @@ def prediction_table(
         for algorithm in algorithms or [""] * bool(predicted):
             line = {"case": f"{case}, {algorithm}" if algorithm else str(case)}
             for name, value in predicted.items():
-                unit = f" ({_UNITS[name]})" if name in _UNITS else ""
+                unit = "MiB" if "memory" in name else _UNITS.get(name)
+                title = name.replace("_", " ") + (f" ({unit})" if unit else "")
                 own = value.get(algorithm, "") if isinstance(value, dict) else value
-                line[name.replace("_", " ") + unit] = _text(name, own)
+                line[title] = _text(name, own)
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
 

@@ -4,9 +4,8 @@ import json
 import subprocess
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
+from tests.processes import invoked
 
 # The function under test has its own clock, so that no test times anything: each call says its time.
 WORK = """
@@ -58,9 +57,8 @@ def ab(tmp_path, monkeypatch):
     monkeypatch.setattr("nanolib.ab.schedule.WARM_UP_S", 0.01)  # the clock is the function's own
 
     def call(*arguments, budget="3s"):
-        files = ["--output", str(tmp_path / "out"), "--json", str(tmp_path / "f.json")]
-        command = ["ab", "--budget", budget, *files, *arguments]
-        return CliRunner().invoke(main, command, env={"NANOLIB_OUTPUT": None})
+        files = ["--output", tmp_path / "out", "--json", tmp_path / "f.json"]
+        return invoked("ab", "--budget", budget, *files, *arguments, env={"NANOLIB_OUTPUT": None})
 
     return call
 

@@ -40,7 +40,7 @@ def _is_clean(repository):
 def test_a_slower_revision_regressed(repository, compared, tmp_path):
     repository.commit("slow", cost=33_000_000)
     markdown = tmp_path / "f.md"
-    ended, line = compared("base", "slow", "--markdown", str(markdown), budget="30s")
+    ended, line = compared("base", "slow", "--markdown", markdown, budget="30s")
     assert ended.exit_code == 1 and "measured in turns" in ended.output
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
@@ -282,7 +282,7 @@ def test_two_params_files_and_a_deterministic_metric(ab, tmp_path, monkeypatch):
     for file, width in zip(files, (16, 32), strict=True):
         text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nattention_types: [dense]\nbackward: false\n"
         file.write_text(text)
-    ended = ab(*map(str, files), "attention", "--metric", "flops")
+    ended = ab(*files, "attention", "--metric", "flops")
     assert ended.exit_code == 0, ended.output
     lines = json.loads((tmp_path / "f.json").read_text())["lines"]
     found = {(line["finding"], line["current"] / line["base"]) for line in lines}
@@ -290,20 +290,18 @@ def test_two_params_files_and_a_deterministic_metric(ab, tmp_path, monkeypatch):
     assert "each version ran once, in its own process" in ended.output
 
 
-def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(spec, "_listed_cases", lambda *_: [{"a": {}}, {"a": {}, "b": {}}])
-    files = Spec((".", "."), tmp_path, [("attention", {"seed": 0}, {"seed": 1})])
-    versions = [Version(".", "", tmp_path, Path())] * 2
-    with pytest.raises(BadInput, match="give 1 and 2 cases"):
-        files.tasks(versions, 60)
-
-
-def test_a_case_of_one_version_is_a_finding_and_one_of_both_is_a_task(tmp_path, monkeypatch):
+def test_a_case_of_one_version_is_a_finding_and_params_files_must_give_as_many(
+    tmp_path, monkeypatch
+):
     of_a, of_b = ({name: {"name": name} for name in names} for names in ("ab", "cbd"))
     monkeypatch.setattr(spec, "_listed_cases", lambda *_: [of_a, of_b])
-    jobs = [("attention", {"seed": 0}, {"seed": 0})]
     versions = [Version(".", "", tmp_path, Path())] * 2
-    (task,), lines = Spec((".", "."), tmp_path, jobs).tasks(versions, 60)
+
+    def tasks(of_b):
+        jobs = [("attention", {"seed": 0}, {"seed": of_b})]
+        return Spec((".", "."), tmp_path, jobs).tasks(versions, 60)
+
+    (task,), lines = tasks(0)
     assert (task.experiment, task.case_id, task.case) == ("attention", "b", "b")
     assert [request["case_id"] for request in task.requests] == ["b", "b"]
     assert [(line.case, line.finding, line.message) for line in lines] == [
@@ -311,3 +309,5 @@ def test_a_case_of_one_version_is_a_finding_and_one_of_both_is_a_task(tmp_path, 
         ("c", "new", "A does not have this case"),
         ("d", "new", "A does not have this case"),
     ]
+    with pytest.raises(BadInput, match="give 2 and 3 cases"):
+        tasks(1)

@@ -1,15 +1,14 @@
 """Compare two environments, each an interpreter with its own packages."""
 
 import json
-import site
 import sys
-import venv
 from pathlib import Path
 
 import pytest
 
 from nanolib.ab.versions import Interpreter, inspect_interpreter, titles
 from nanolib.store import Store
+from tests.processes import new_environment
 
 from .conftest import WORK
 
@@ -18,15 +17,13 @@ PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", 
 
 
 def _environment(folder, version, cost):
-    """An interpreter with a package `planted`, and this one's packages behind it."""
-    venv.create(folder, symlinks=True)
-    (own,) = folder.glob("lib/python*/site-packages")
-    (own / "behind.pth").write_text("".join(f"{place}\n" for place in site.getsitepackages()))
+    """An interpreter with a package `planted`."""
+    python, own = new_environment(folder)
     (own / "planted.py").write_text(f"COST = {cost}\n")
     (own / f"planted-{version}.dist-info").mkdir()
     metadata = f"Metadata-Version: 2.1\nName: planted\nVersion: {version}\n"
     (own / f"planted-{version}.dist-info" / "METADATA").write_text(metadata)
-    return str(folder / "bin" / "python")
+    return python
 
 
 def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, compared, tmp_path):
@@ -56,22 +53,3 @@ def test_titles_name_what_differs_and_not_too_much():
     assert titles(a, b) == ("p0 1, p1 1, p2 1 and 2 more", "p0 2, p1 2, p2 2 and 2 more")
     assert titles(a, Interpreter("z", base | {"q": "3"})) == ("q none", "q 3")
     assert titles(a, a) == ("the first interpreter", "the second interpreter")
-
-
-@pytest.mark.parametrize(
-    ("pythons", "said"),
-    [
-        (["nowhere/python", sys.executable], "--python: 'nowhere/python' is not a program"),
-        (["/bin/true", sys.executable], "--python: '/bin/true' does not run Python"),
-        (["OLD", sys.executable], "is Python 3.8.1; give 3.11 or newer"),
-        ([sys.executable] * 3, "--python: must be given twice, got 3"),
-    ],
-)
-def test_bad_environments_are_one_line(repository, ab, pythons, said):
-    old = repository.folder / "old"
-    old.write_text("""#!/bin/sh\necho '{"python": [3, 8, 1], "packages": {}}'\n""")
-    old.chmod(0o755)
-    options = [word for python in pythons for word in ("--python", python.replace("OLD", str(old)))]
-    ended = ab(*options, "--call", "work:run")
-    assert ended.exit_code == 2 and said in ended.output, ended.output
-    assert len(ended.output.strip().splitlines()) == 1

@@ -1,11 +1,6 @@
 """What a cold cache costs here: a copy that fits it comes down to about memory's bandwidth. python tests/benchmarks/cold.py."""
 
-import sys
-from pathlib import Path
-
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.meters import measure
 from nanolib.meters.time.clock import last_level_bytes

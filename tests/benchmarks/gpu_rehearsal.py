@@ -17,8 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu import first_minutes  # noqa: E402
-from tests.gpu.alone import REHEARSAL  # noqa: E402
+from tests.gpu.first_minutes import SECONDS  # noqa: E402
 from tests.gpu.null_cuda.build import build  # noqa: E402
 
 SLOWER = 30  # a core that does other things too
@@ -35,8 +34,11 @@ BLOCKS, MOST_CPU_S = 20, 480
 def main():
     """Rehearse; 0 where all is as it should be, or nothing can be rehearsed here."""
     asked = argparse.ArgumentParser(description="Rehearse the first minutes on a GPU.")
-    which = "an interpreter with a CUDA build of torch; default: this one"
-    asked.add_argument("--python", default=sys.executable, help=which)
+    asked.add_argument(
+        "--python",
+        default=sys.executable,
+        help="an interpreter with a CUDA build of torch; default: this one",
+    )
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
     look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__)"
@@ -46,19 +48,20 @@ def main():
         return 0
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | build(Path(place).parent, Path(folder) / "stand-in")
-        environment |= {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
-        options = ["--to", folder, "--seconds", str(SLOWER * first_minutes.SECONDS)]
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        options = ["--to", folder, "--seconds", str(SLOWER * SECONDS)]
         command = [given.python, "-m", "tests.gpu.first_minutes", *options, *given.parts]
         subprocess.run(command, env=environment, cwd=ROOT, check=False)
         (written,) = Path(folder).glob("*.json")
         parts = json.loads(written.read_text())["parts"]
         wrong = [*_wrong_parts(parts), *_wrong_rows(Path(folder) / "results.sqlite")]
     used = sum(part["cpu_s"] for part in parts)
-    wrong += [f"{used:.0f} CPU-s, more than {MOST_CPU_S}"] if used > MOST_CPU_S else []
+    if used > MOST_CPU_S:
+        wrong.append(f"{used:.0f} CPU-s, more than {MOST_CPU_S}")
     each = ", ".join(f"{part['name']} {part['cpu_s']:.0f}" for part in parts)
     print(f"torch {version}: {used:.0f} CPU-s in {len(parts)} parts: {each}")
     print("\n".join(wrong) or "rehearsed: all parts ran to their end")
-    return 1 if wrong else 0
+    return bool(wrong)
 
 
 def _wrong_parts(parts):

@@ -8,9 +8,8 @@ adds N real `nano ab` comparisons per cell, as long as a user would wait for the
 """
 
 import argparse
-import shutil
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +18,21 @@ from scipy.stats import binomtest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.ab.pairs import Settings, Task
-from nanolib.ab.schedule import TIMED, compare_versions
-from nanolib.ab.versions import checked_out
-from nanolib.stats.compare import Kind
+from nanolib.ab.schedule import TIMED, _compare, compare_versions
+from nanolib.stats.compare import THRESHOLD, Kind
 from nanolib.stats.signed_ranks import hodges_lehmann
 from tests.benchmarks.parts.neighbors import busy_neighbors
 from tests.benchmarks.parts.peers import RULES
 from tests.benchmarks.parts.recording import (
-    BEYOND,
     IN_A_ROW_S,
     UNITS,
     VERSIONS,
     WORKS,
-    is_called,
-    judge,
     record,
     replay_ab,
     replay_peer,
-    repository,
     request,
-    tag,
+    work_versions,
 )
 
 # B against A → units of B, of which A has a hundred.
@@ -50,6 +44,8 @@ EFFECTS = {
     "+10 %": 110.0,
     "-5 %": 100 / 1.05,
 }
+BEYOND = (Kind.REGRESSED, Kind.IMPROVED)
+CALLED = (*BEYOND, Kind.SUSPECT)
 _SHARP = 0.025  # a threshold at which a true 5 % must be called regressed, or improved
 REPLAYS = 200
 LOADS = ("quiet", "loaded")
@@ -64,7 +60,7 @@ def main():
     options.add_argument("--load", nargs="*", choices=LOADS, default=LOADS)
     chosen = options.parse_args()
     seconds = chosen.minutes * 60 / len(WORKS) / len(chosen.load)
-    with repository() as folder, checked_out(list(map(tag, VERSIONS)), folder) as versions:
+    with work_versions() as versions:
         for load in chosen.load:
             recorded = {work: record(versions, work, load == "loaded", seconds) for work in WORKS}
             # it must be as much as was added
@@ -84,9 +80,9 @@ def _ratio(recording, version):
 
 
 def _rate(called):
-    called = list(called)
-    low, high = binomtest(sum(called), len(called)).proportion_ci(0.95, "exact")
-    return f"{sum(called) / len(called):5.1%} [{low:4.0%} … {high:4.0%}]"
+    test = binomtest(sum(called), len(called))
+    low, high = test.proportion_ci(0.95, "exact")
+    return f"{test.statistic:5.1%} [{low:4.0%} … {high:4.0%}]"
 
 
 def _print_row(name, texts):
@@ -95,7 +91,7 @@ def _print_row(name, texts):
 
 def _print_rates(recordings, budget_s):
     """Print how often B is called slower, or faster where it is (ours: regressed, improved or suspect)."""
-    rng, rates = np.random.default_rng(0), defaultdict(list)
+    rng, columns = np.random.default_rng(0), []
     length = round(budget_s * TIMED / 2 / IN_A_ROW_S)
     rules = RULES
     if 2 * length > min(len(recording.generations) for recording in recordings):
@@ -104,36 +100,40 @@ def _print_rates(recordings, budget_s):
     drawn = [recordings[i % len(recordings)] for i in range(REPLAYS)]
     for units in EFFECTS.values():
         pairs = [replay_ab(of, units, rng, budget_s) for of in drawn]
-        verdicts, sharp = [judge(one) for one in pairs], [judge(one, _SHARP) for one in pairs]
+        verdicts, sharp = (
+            [_compare(one, Settings(threshold=threshold)) for one in pairs]
+            for threshold in (THRESHOLD, _SHARP)
+        )
         found = {
-            "nano ab": [is_called(one, units) for one in verdicts],
+            "nano ab": [is_called(one, units, CALLED) for one in verdicts],
             "  regressed or improved": [is_called(one, units, BEYOND) for one in verdicts],
             "  the same at 2.5 %": [is_called(one, units, BEYOND) for one in sharp],
-            "  interval apart from 1": [_is_apart(one, units) for one in verdicts],
+            "  interval apart from 1": [_is_apart(one.interval, units) for one in verdicts],
         }
         for name, rule in rules.items():
             found[name] = [replay_peer(rule, of, units, rng, length) for of in drawn]
-        for name, called in found.items():
-            rates[name].append(_rate(called))
+        columns.append({name: _rate(called) for name, called in found.items()})
     seconds = f"{budget_s:.0f} s, of which {budget_s * TIMED:.0f} s are for calls"
     _print_row(f"{REPLAYS} replays of {seconds}", EFFECTS)
-    for name, row in rates.items():
-        _print_row(name, row)
+    for name in columns[0]:
+        _print_row(name, (column[name] for column in columns))
 
 
-def _is_apart(verdict, units):
-    """Whether the interval leaves out 1, on the side of B, or on the slower one."""
-    if verdict is None:
-        return False
-    return verdict.interval.low > 1 if units >= UNITS[0] else verdict.interval.high < 1
+def is_called(verdict, units, kinds):
+    """Whether B is called slower, or faster if it does less."""
+    return verdict.kind in kinds and (verdict.ratio > 1) == (units >= UNITS[0])
+
+
+def _is_apart(interval, units):
+    """Whether it leaves out 1, on the side of B, or on the slower one."""
+    return interval.low > 1 if units >= UNITS[0] else interval.high < 1
 
 
 def _print_live(versions, count, budget):
     """Print verdicts of `nano ab`: each version against the first, and the first against "+5 %"."""
-    names = [*VERSIONS]
-    for a, b in [*((names[0], name) for name in names[1:]), ("+5 %", names[0])]:
-        sides = versions[names.index(a)], versions[names.index(b)]
-        verdicts = []
+    by_name = dict(zip(VERSIONS, versions, strict=True))
+    for a, b in [*(("A", name) for name in [*VERSIONS][1:]), ("+5 %", "A")]:
+        sides, verdicts = (by_name[a], by_name[b]), []
         for i in range(count):
             work = WORKS[i % len(WORKS)]
             task = Task("call", "live", {"name": work}, (request(work), request(work)))
@@ -141,7 +141,7 @@ def _print_live(versions, count, budget):
             verdicts += found.verdicts.values()
         truth = VERSIONS[b] / VERSIONS[a]
         rates = {
-            "called": [verdict.kind in (*BEYOND, Kind.SUSPECT) for verdict in verdicts],
+            "called": [verdict.kind in CALLED for verdict in verdicts],
             "interval apart from 1": [not v.interval.low <= 1 <= v.interval.high for v in verdicts],
             "holds the truth": [v.interval.low <= truth <= v.interval.high for v in verdicts],
         }
@@ -151,6 +151,4 @@ def _print_live(versions, count, budget):
 
 
 if __name__ == "__main__":
-    if shutil.which("git") is None:
-        sys.exit("trust: git is not installed")
     main()

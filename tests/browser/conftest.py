@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,56 +38,38 @@ def browser():
 _HERE = ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")
 
 
-class Watched:
-    """A page whose requests to anywhere else are refused and counted, and whose complaints are kept."""
+@contextlib.contextmanager
+def watching(browser):
+    """A page and its complaints; its requests to anywhere else are refused, and there must be none."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page, left, complaints = context.new_page(), [], []
 
-    def __init__(self, browser):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900})
-        self.page, self.left, self.complaints = self.context.new_page(), [], []
-        self.page.set_default_timeout(240_000)
-        self.page.route("**/*", self._look)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._listen)
-        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
-
-    def _listen(self, said):
-        self.complaints += [said.text] if said.type == "error" else []
-
-    def _look(self, route):
+    def look(route):
         url = route.request.url
         if url.startswith(_HERE):
             route.continue_()
         else:
-            self.left.append(url)
+            left.append(url)
             route.abort()
 
+    def listen(said):
+        if said.type == "error":
+            complaints.append(said.text)
 
-@contextlib.contextmanager
-def watching(browser):
-    """A page under watch; at its end nothing has left this machine."""
-    made = Watched(browser)
-    yield made
-    made.context.close()
-    assert made.left == []
+    page.set_default_timeout(240_000)
+    page.route("**/*", look)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", listen)
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    yield SimpleNamespace(page=page, complaints=complaints)
+    context.close()
+    assert left == []
 
 
 @pytest.fixture
 def watched(browser):
     with watching(browser) as made:
         yield made
-
-
-@contextlib.contextmanager
-def as_it_was(page):
-    """A page at which several tests look, since drawing it takes seconds: its size, its folds and the mouse are put back."""
-    folds = page.evaluate("() => [...document.querySelectorAll('details')].map(one => one.open)")
-    yield page
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.evaluate(
-        "folds => document.querySelectorAll('details').forEach((one, at) => { one.open = folds[at]; })",
-        folds,
-    )
-    page.mouse.move(0, 0)
 
 
 def _take_less_time(folder):

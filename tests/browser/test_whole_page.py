@@ -12,7 +12,7 @@ from pypdf import PdfReader
 from nanolib.paths import checkout
 from nanolib.report import page
 from nanolib.store import Store
-from tests.browser.conftest import as_it_was, watching
+from tests.browser.conftest import watching
 from tests.features import results
 from tests.report.rows import OTHER, elsewhere
 from tests.shown import SECTIONS
@@ -25,14 +25,16 @@ DRAWN = "body[data-drawn=yes]"
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A quick run of each notebook on one machine, and stored ones of another."""
+    """A quick run of each notebook on one machine, and a stored one of attention of another."""
     folder = tmp_path_factory.mktemp("whole")
     shutil.copy(REFERENCE, folder / "results.sqlite")
     other = results(folder)
     elsewhere(other)
     with Store(folder / "results.sqlite") as store:
+        here = store.resolve("all")
         store.merge(other)
-        return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
+        ids = dict.fromkeys([*here, *store.resolve("attention")])
+        return page.build(store, list(ids), folder / "report", SECTIONS, pictures=False)
 
 
 @pytest.fixture
@@ -52,9 +54,14 @@ def drawn(browser, report):
 
 @pytest.fixture
 def still(drawn):
-    """The page for tests that leave it as it was."""
-    with as_it_was(drawn.page):
-        yield drawn.page
+    """The page, which takes seconds to draw: its size, its folds and the mouse are put back."""
+    folds = "[...document.querySelectorAll('details')]"
+    before = drawn.page.evaluate(f"() => {folds}.map(one => one.open)")
+    yield drawn.page
+    drawn.page.set_viewport_size({"width": 1280, "height": 900})
+    put_back = f"before => {folds}.forEach((one, at) => {{ one.open = before[at]; }})"
+    drawn.page.evaluate(put_back, before)
+    drawn.page.mouse.move(0, 0)
 
 
 def _pick(page, option):

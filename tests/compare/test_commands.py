@@ -4,13 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.compare.runs import BUSY
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.store import Store
 from tests.compare.test_compare import failed, measured, run_of
+from tests.processes import invoked
 from tests.store.rows import MACHINE
 
 
@@ -24,13 +23,14 @@ def nano(tmp_path, monkeypatch):
             for run in runs:
                 store.add(run)
         file = tmp_path / "found.json"
-        ended = CliRunner().invoke(main, ["compare", *arguments, "--json", str(file)])
+        ended = invoked("compare", *arguments, "--json", file)
         return ended, json.loads(file.read_text()) if file.exists() else {}
 
     return asked
 
 
 BASE = {"a": measured(1), "b": measured(2)}
+EARLIER = [run_of({"a": measured(10 + at)}, f"earlier{at}", git_revision="rev") for at in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,9 @@ BASE = {"a": measured(1), "b": measured(2)}
     [((), ["other processes use 60% of the CPUs"]), ((Flag.BUSY_MACHINE,), [])],
 )
 def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, flags, disturbed):
-    runs = [run_of({"a": measured(10 + at)}, f"earlier{at}", git_revision="rev") for at in range(5)]
     now = {"a": measured(3, level=13.0, flags=flags), "b": measured(4)}
-    runs += [run_of(BASE, "base"), run_of(now, "curr", interference=disturbed)]
-    ended, found = nano(runs, "base", "curr")
+    runs = [run_of(BASE, "base"), run_of(now, "curr", interference=disturbed)]
+    ended, found = nano(EARLIER + runs, "base", "curr")
     assert ended.exit_code == 0 and "1 suspect" in ended.output and "regressed" not in ended.output
     assert BUSY in ended.output
     if disturbed:
@@ -68,28 +67,40 @@ def test_where_nothing_was_measured_twice_nothing_passes(nano, strict):
     assert "so nothing was compared" in ended.output and ended.exit_code == strict
 
 
-def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):
-    once = [Measurement("case_duration", 1.0), Measurement("latency", 5.0, method="window")]
-    runs = [run_of({"c": once}, run_id, "energy") for run_id in ("base", "curr")]
-    said = nano(runs, "base", "curr", "--all")[0].output
-    assert "a time without samples; no verdict" in said and "budget_s" not in said
+def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
+    runs = [run_of({"a": measured(1)}, "aaaa", label="before")]
+    runs.append(run_of({"a": measured(2, 12)}, "bbbb", label="after"))
+    markdown = tmp_path / "c.md"
+    ended, found = nano(EARLIER + runs, "before", "after", "--markdown", markdown)
+    assert ended.exit_code == 1 and found["regressed"] is True and "drift" in ended.output
+    assert "| regressed |" in markdown.read_text()
+    better, _ = nano([], "after", "before")
+    assert better.exit_code == 0 and "1 improved" in better.output
+    assert nano([], "before", "after", "--threshold", "30%")[0].exit_code == 0
 
 
-def test_packages_and_settings_that_differ_are_named_with_both_versions(nano):
+def test_what_differs_and_what_is_not_compared_is_named_and_two_methods_have_two_names(
+    nano, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "120")
+    flops = [exact("flops", 7, scope="backward")]
+    flops.append(exact("flops", 9, scope="backward", method="flop_counter"))
+    others = [Measurement("energy", 3.0, scope="decode"), Measurement("power", 2.0)]
+    unsteady = measured(1, flags=(Flag.NO_STEADY_STATE,))
+    cases = {"few": [*measured(2, blocks=4), *flops, *others], "unsteady": unsteady}
     of_base = {"python": "3.11.7", "torch": "2.12.0", "sources": "a"}
     of_now = {"python": "3.12.1", "torch": "2.12.0", "sources": "b", "OMP_NUM_THREADS": "1"}
-    runs = [run_of(BASE, "base", versions=of_base), run_of(BASE, "curr", versions=of_now)]
-    ended, found = nano(runs, "base", "curr")
+    runs = [run_of(cases, "base", versions=of_base), run_of(cases, "curr", versions=of_now)]
+    ended, found = nano(runs, "base", "curr", "--all")
     differ = ["python 3.11.7 → 3.12.1", "OMP_NUM_THREADS none → 1"]
     assert found["differ"] == differ and f"A → B: {', '.join(differ)}\n" in ended.output
-    assert "A → B" not in nano([], "base", "base")[0].output
-
-
-def test_metrics_that_are_not_compared_are_named(nano):
-    more = [Measurement("energy", 3.0, scope="decode"), Measurement("power", 2.0)]
-    runs = [run_of({"a": [*measured(1), *more]}, run_id) for run_id in ("base", "curr")]
-    ended, _ = nano(runs, "base", "curr")
     assert "not compared: energy, power; see nano history --metric NAME\n" in ended.output
+    words = " ".join(ended.output.split())
+    assert "flops backward by formula, FLOP 7 7" in words
+    assert "flops backward by flop_counter, FLOP 9 9" in words
+    ended, found = nano([], "base", "base")
+    assert "A → B" not in ended.output and set(found["counts"]) == {"equivalent"}
+    assert [line["message"] for line in found["lines"]].count("the same run") == 2
 
 
 @pytest.mark.parametrize(
@@ -135,24 +146,6 @@ def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_is_mi
     assert found["missing"] == ["energy", "model"] and ended.exit_code == strict
 
 
-@pytest.mark.parametrize(("lost", "now"), [("missing", {}), ("failed", {"a": failed()})])
-def test_strict_fails_where_cases_are_lost(nano, lost, now):
-    runs = [run_of(BASE, "base"), run_of({"b": measured(4)} | now, "curr")]
-    for added, strict, code in ((runs, [], 0), ([], ["--strict"], 1)):
-        ended, _ = nano(added, "base", "curr", *strict)
-        assert ended.exit_code == code and f"1 {lost}" in ended.output
-
-
-def test_figures_of_two_methods_have_two_names(nano, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    flops = [exact("flops", 7, scope="backward")]
-    flops.append(exact("flops", 9, scope="backward", method="flop_counter"))
-    runs = [run_of({"a": [*measured(1), *flops]}, run_id) for run_id in ("base", "curr")]
-    said = " ".join(nano(runs, "base", "curr", "--all")[0].output.split())
-    assert "flops backward by formula, FLOP 7 7" in said
-    assert "flops backward by flop_counter, FLOP 9 9" in said
-
-
 def test_a_narrow_terminal_gets_short_names_and_numbered_notes(nano, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     names = [f"{at} attention whose name is much too long for a terminal {at}" for at in range(2)]
@@ -195,8 +188,7 @@ def test_a_reference_is_scaled_by_the_peaks_and_is_no_gate(tmp_path, predicted, 
     theirs.mkdir()
     _stored(theirs / "results.sqlite", "m1", 1.0, 4.0)
     _stored(mine / "results.sqlite", "m2", 2.0, predicted, flops)
-    arguments = ["compare", str(theirs), "latest", "--across-machines", "--output", str(mine)]
-    ended = CliRunner().invoke(main, arguments)
+    ended = invoked("compare", theirs, "latest", "--across-machines", "--output", mine)
     assert ended.exit_code == 0, ended.output
     told = " ".join(ended.output.split())
     assert all(words in told for words in expected), told

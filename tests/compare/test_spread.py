@@ -54,8 +54,7 @@ def test_a_regression_that_is_large_beside_the_spread_fails_the_gate(between):
     assert np.mean([one.regressed and one.lines[0].case == "case0" for one in found]) >= 0.95
 
 
-@pytest.mark.parametrize("between", [0.0, 0.03])
-@pytest.mark.parametrize("earlier", [0, 1])  # with the base one and two
+@pytest.mark.parametrize(("between", "earlier"), [(0.03, 0), (0.0, 1)])  # two with the base
 def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_says_what_decides(
     between, earlier
 ):
@@ -81,17 +80,13 @@ def _spread(run_id, **logs):
     return spread_between_runs(known, timing | {"run_id": run_id})
 
 
-def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judged():
+def test_the_spread_is_pooled_over_committed_revisions_without_the_run_that_is_judged():
     logs = {"a": [0.0, 0.1, 0.2], "b": [1.0, 1.0, 1.2, 1.2], "c": [0.0, 5.0]}
     logs["d"] = [-np.inf] * 3  # times of 0 have no logarithm
     spread, without = _spread("z", **logs), _spread("a2", **logs)  # two are left of its revision
     assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(0.06 / 5)), 5)
     assert (without.sd, without.freedom) == (pytest.approx(np.sqrt(0.04 / 3)), 3)
-
-
-@pytest.mark.parametrize("revision", ["", "a+"])
-def test_runs_of_code_that_was_not_committed_tell_no_spread(revision):
-    assert _spread("z", **{revision: [0.0, 0.1, 0.2]}) is None
+    assert all(_spread("z", **{name: [0.0, 0.1, 0.2]}) is None for name in ("", "a+"))
 
 
 def test_runs_with_other_packages_or_functions_of_the_user_are_runs_of_another_version():

@@ -43,13 +43,10 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     assert "link_latency" in set(rows["metric"])
 
 
-def test_more_ranks_than_cores_are_flagged(monkeypatch):
+def test_more_ranks_than_cores_are_flagged_and_than_gpus_unsupported(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     assert not oversubscribed("cpu", 2, 2)
     assert oversubscribed("cpu", 2, 3) and oversubscribed("cpu", 5, 1)
-
-
-def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert ranks.lacking("cuda", 1) == "" and "no backend for mps" in ranks.lacking("mps", 1)
     why = "2 ranks need as many GPUs, and this machine has 1; give fewer ranks"
@@ -60,21 +57,26 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
 # rows from what ranks saw
 
 
-def _parts(*ranks, flags=(), predicted=None):
-    """The rows of an algorithm's parts by scope: each rank's runs, ms by part."""
-    answers = [{"parts": {"f": runs}, "errors": {}} for runs in ranks]
-    return {row.scope: row for row in Launch(answers, flags).algorithm("f", None, predicted)}
-
-
-def test_a_part_takes_as_long_as_on_its_slowest_rank():
+def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_prediction():
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
-    rows = _parts([fast] * 9, [slow] * 9, flags=(Flag.OVERSUBSCRIBED,), predicted=0.8)
-    assert rows["f: comp_a"].estimate == 4 and rows["f: wait"].estimate == 3
-    assert rows["f: communication"].predicted == 0.8
-    for row in rows.values():
+
+    def rows(*times):
+        shared = {"errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
+        launch = Launch([{"parts": {"ring": of}} | shared for of in times], (Flag.OVERSUBSCRIBED,))
+        return launch.algorithm("ring", Traffic(3, 3, (100.0, 300.0)), 0.8)
+
+    steps, formula, counted, *parts, error = rows([fast] * 9, [slow] * 9)
+    assert (steps.metric, steps.estimate) == ("communication_steps", 3)
+    assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
+    assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
+    assert error.estimate == 1e-7
+    of = {row.scope: row for row in parts}
+    assert of["ring: comp_a"].estimate == 4 and of["ring: wait"].estimate == 3
+    assert of["ring: communication"].predicted == 0.8
+    for row in parts:
         assert (row.flags, row.confidence) == ((Flag.OVERSUBSCRIBED,), 0.95)
-    few = _parts([fast] * 3)["f: wait"]
+    *_, few, _ = rows([fast] * 3)
     assert few.confidence == 0.75  # that of the range of three calls
 
 
@@ -102,16 +104,6 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
     timed = [row for row in rows if row.metric == "latency"]
     assert all(row.predicted == pytest.approx(row.estimate) for row in timed)
     assert max(map(abs, fitted.residuals)) < 1e-6
-
-
-def test_counted_bytes_have_the_formula_as_their_prediction():
-    answer = {"parts": {"ring": [{"wait": 1.0}] * 6}, "errors": {"ring": 1e-7}}
-    launch = Launch([answer | {"bytes": {"ring": 440.0}}] * 2)
-    rows = launch.algorithm("ring", Traffic(3, 3, (100.0, 300.0)))
-    steps, formula, counted, *_ = rows
-    assert (steps.metric, steps.estimate) == ("communication_steps", 3)
-    assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
-    assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
 
 
 def test_a_prediction_has_a_line_per_algorithm_and_nothing_where_no_formula_applies():

@@ -89,7 +89,6 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
 
     costs = overhead_table(rows)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
-    assert (costs.wall_low <= costs.wall).all() and (costs.wall <= costs.wall_high).all()
     findings = "\n".join(VERDICTS["energy"](rows))
     assert "Most of the time is spent in" in findings
     assert "The profiling overhead is" in findings or "used the machine" in findings

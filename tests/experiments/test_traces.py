@@ -10,12 +10,9 @@ from tests.measuring import rows_of
 GIVEN = {
     "attention": ({"seq_lens": [32], "quality_patterns": []}, ["forward", "backward"]),
     "model": (
-        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2, "loss_steps": 0},
+        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2, "loss_steps": 0}
+        | {"generation_batch_sizes": []},
         ["inference", "training-step", "prefill", "decode"],
-    ),
-    "fp8": (
-        {"overrides": TINY, "seq_len": 8, "parity_recipes": [], "numerics": []},
-        ["training-step"],
     ),
 }
 

@@ -8,63 +8,33 @@ from nanolib.models.attention.reference import dense_work
 from nanolib.models.transformer import KVCache
 from nanolib.models.user import build_model, hugging_face_config
 
-# Sizes as their authors' configurations give them: d_model, d_ff, layers, heads, kv_heads, vocabulary, tied embeddings.
-SHAPES = {
-    "Llama 2 7B": (4096, 11008, 32, 32, 32, 32000, False),
-    "Llama 2 13B": (5120, 13824, 40, 40, 40, 32000, False),
-    "Llama 2 70B": (8192, 28672, 80, 64, 8, 32000, False),
-    "Code Llama 34B": (8192, 22016, 48, 64, 8, 32000, False),
-    "Llama 3 8B": (4096, 14336, 32, 32, 8, 128256, False),
-    "Llama 3 70B": (8192, 28672, 80, 64, 8, 128256, False),
-    "Llama 3.1 405B": (16384, 53248, 126, 128, 8, 128256, False),
-    "Llama 3.2 1B": (2048, 8192, 16, 32, 8, 128256, True),
-    "Llama 3.2 3B": (3072, 8192, 28, 24, 8, 128256, True),
-    "Mistral 7B": (4096, 14336, 32, 32, 8, 32000, False),
-    "TinyLlama 1.1B": (2048, 5632, 22, 32, 4, 32000, False),
-    "Yi 6B": (4096, 11008, 32, 32, 4, 64000, False),
-    "SmolLM2 135M": (576, 1536, 30, 9, 3, 49152, True),
-    "SmolLM2 360M": (960, 2560, 32, 15, 5, 49152, True),
-    "SmolLM2 1.7B": (2048, 8192, 24, 32, 32, 49152, True),
+# Sizes as their authors' configurations give them, and the number of parameters that each model's page states, from the headers of
+# its weight files (huggingface.co, 2023-2025).
+FIELDS = ("d_model", "d_ff", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
+MODELS = {
+    "Llama 2 7B": ((4096, 11008, 32, 32, 32, 32000), 6_738_415_616),
+    "Llama 2 13B": ((5120, 13824, 40, 40, 40, 32000), 13_015_864_320),
+    "Llama 2 70B": ((8192, 28672, 80, 64, 8, 32000), 68_976_648_192),
+    "Llama 3 8B": ((4096, 14336, 32, 32, 8, 128256), 8_030_261_248),
+    "Llama 3.1 405B": ((16384, 53248, 126, 128, 8, 128256), 405_853_388_800),
+    "Llama 3.2 1B": ((2048, 8192, 16, 32, 8, 128256), 1_235_814_400),
+    "Llama 3.2 3B": ((3072, 8192, 28, 24, 8, 128256), 3_212_749_824),
+    "Mistral 7B": ((4096, 14336, 32, 32, 8, 32000), 7_241_732_096),
+    "TinyLlama 1.1B": ((2048, 5632, 22, 32, 4, 32000), 1_100_048_384),
+    "SmolLM2 135M": ((576, 1536, 30, 9, 3, 49152), 134_515_008),
 }
+TIED = {"Llama 3.2 1B", "Llama 3.2 3B", "SmolLM2 135M"}  # their head is their embedding
 
 
 def config_of(name, **changes):
-    d_model, d_ff, layers, heads, kv_heads, vocab, tied = SHAPES[name]
-    return NanoConfig(
-        d_model=d_model,
-        d_ff=d_ff,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        vocab_size=vocab,
-        tie_embeddings=tied,
-        **changes,
-    )
+    shape, _ = MODELS[name]
+    sizes = dict(zip(FIELDS, shape, strict=True))
+    return NanoConfig(**sizes, tie_embeddings=name in TIED, **changes)
 
 
-# Source: the number of parameters that each model's page states, from the headers of its weight files (huggingface.co, 2023-2025).
-PARAMETERS = {
-    "Llama 2 7B": 6_738_415_616,
-    "Llama 2 13B": 13_015_864_320,
-    "Llama 2 70B": 68_976_648_192,
-    "Code Llama 34B": 33_743_970_304,
-    "Llama 3 8B": 8_030_261_248,
-    "Llama 3 70B": 70_553_706_496,
-    "Llama 3.1 405B": 405_853_388_800,
-    "Llama 3.2 1B": 1_235_814_400,
-    "Llama 3.2 3B": 3_212_749_824,
-    "Mistral 7B": 7_241_732_096,
-    "TinyLlama 1.1B": 1_100_048_384,
-    "Yi 6B": 6_061_035_520,
-    "SmolLM2 135M": 134_515_008,
-    "SmolLM2 360M": 361_821_120,
-    "SmolLM2 1.7B": 1_711_376_384,
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_as_many_as_published(name):
-    assert config_of(name).parameter_count == PARAMETERS[name]
+    assert config_of(name).parameter_count == MODELS[name][1]
 
 
 # Source: the configuration and the model card of Qwen3-30B-A3B (huggingface.co, 2025): 30.5 billion parameters.
@@ -91,42 +61,29 @@ def test_an_option_that_only_the_models_code_reads_is_taken():
 
 # Source: bytes of keys and values per token in 16 bits, 2 · layers · kv_heads · head_dim · 2: Kwon et al. (2023), PagedAttention,
 # section 3 (OPT 13B: 800 KB per token); Touvron et al. (2023), Llama 2, table 18 and appendix A.2.1; Llama 3 (2024), table 3.
-@pytest.mark.parametrize(
-    ("name", "kib_per_token"),
-    [
-        ("Llama 2 7B", 512),
-        ("Llama 2 13B", 800),
-        ("Llama 2 70B", 320),
-        ("Llama 3 8B", 128),
-        ("Llama 3 70B", 320),
-        ("Llama 3.1 405B", 504),
-        ("Llama 3.2 1B", 32),
-        ("Llama 3.2 3B", 112),
-        ("Mistral 7B", 128),
-        ("TinyLlama 1.1B", 22),
-    ],
-)
+KIB_PER_TOKEN = {
+    "Llama 2 7B": 512,
+    "Llama 2 13B": 800,
+    "Llama 2 70B": 320,
+    "Llama 3 8B": 128,
+    "Llama 3.1 405B": 504,
+    "Llama 3.2 1B": 32,
+    "Llama 3.2 3B": 112,
+    "TinyLlama 1.1B": 22,
+}
+
+
+@pytest.mark.parametrize(("name", "kib_per_token"), KIB_PER_TOKEN.items())
 def test_a_token_takes_as_many_bytes_of_cache_as_published(name, kib_per_token):
     cache = KVCache(config_of(name, dtype="bfloat16", context_length=8), 1, 8, "meta")
     assert sum(tensor.nbytes for tensor in cache.tensors) == 8 * kib_per_token * 1024
 
 
-def _gpt(d_model, layers, heads, vocab=50257, context=1024):
-    return NanoConfig(
-        d_model=d_model,
-        d_ff=4 * d_model,
-        num_layers=layers,
-        num_heads=heads,
-        vocab_size=vocab,
-        context_length=context,
-        mlp="gelu",
-        tie_embeddings=True,
-    )
-
-
 # Source: karpathy/nanoGPT, transformer_sizing.ipynb: GPT-2 124M over 1,024 tokens, forward, a multiply-add as two.
 def test_the_flops_of_gpt_2_are_those_of_nanogpts_sizing():
-    full = model_flops(_gpt(768, 12, 12), 1, 1024, 1024**2)
+    sizes = {"d_model": 768, "d_ff": 4 * 768, "num_layers": 12, "num_heads": 12}
+    rest = {"vocab_size": 50257, "context_length": 1024, "mlp": "gelu", "tie_embeddings": True}
+    full = model_flops(NanoConfig(**sizes, **rest), 1, 1024, 1024**2)
     assert full["attention"] == 12 * (1_610_612_736 + 1_610_612_736)  # scores, and their values
     assert full["projections"] == 12 * (3_623_878_656 + 1_207_959_552)
     assert full["mlp"] == 12 * (4_831_838_208 + 4_831_838_208)
@@ -142,7 +99,7 @@ def test_the_flops_of_gpt_2_are_those_of_nanogpts_sizing():
 @pytest.mark.parametrize("length", [512, 4096])
 def test_the_flops_of_training_are_palms_formula(name, length):
     config = config_of(name, context_length=length)
-    multiplied = PARAMETERS[name] - config.vocab_size * config.d_model  # the embedding is looked up
+    multiplied = MODELS[name][1] - config.vocab_size * config.d_model  # the embedding is looked up
     multiplied -= (2 * config.num_layers + 1) * config.d_model  # norms multiply by element
     palm = 6 * multiplied + 12 * config.num_layers * config.d_model * length
     ours = 3 * model_flops(config, 1, length, length**2)["total"]

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from unittest import mock
 
@@ -11,8 +11,8 @@ import torch
 
 from nanolib.measurement import Measurement
 from tests.golden import names
+from tests.golden.sheet import DECIMALS
 
-COUNT = "cases"
 _MACHINE = 2**34  # bytes, on every machine the same
 # Python's own sources, which are trained on, differ between its versions.
 _TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(20_000)).encode()
@@ -38,13 +38,6 @@ def everywhere_alike():
         yield
 
 
-class _Rank(dict):
-    """A rank's answer: figures of which none gets into the sheet."""
-
-    def __missing__(self, key):
-        return True
-
-
 class _Figures(dict):
     """The same figure under every name."""
 
@@ -58,7 +51,9 @@ class _Figures(dict):
         return self.figure
 
 
-_RANK = _Rank(
+# A rank's answer: figures of which none gets into the sheet.
+_RANK = defaultdict(
+    lambda: True,
     {
         "links": [],
         "bytes": {},
@@ -69,22 +64,16 @@ _RANK = _Rank(
         "weights": _Figures(0),
         "busy": [False] * 6,
         "peak method": "",
-    }
+    },
 )
 
 
 def cases(suite, notebook):
     """Each case by its line in the sheet."""
-    found = names.cases_of(notebook, names.params_of(suite, notebook))
+    found = names.ALL[notebook]().cases(names.params_of(suite, notebook))
     by_line = {line_of(case): case for case in found}
     assert len(by_line) == len(found), "the factors in the sheet do not tell all cases apart"
     return by_line
-
-
-def counts(by_line):
-    """How many cases of each class there are."""
-    found = Counter(line.split()[0] for line in by_line)
-    return {COUNT: {name: str(count) for name, count in found.items()}}
 
 
 def line_of(case):
@@ -109,35 +98,22 @@ def _factor(value):
 
 def all_of(suite, notebook, case):
     """Everything that is said of a case: of the full suite, which no machine runs in an hour, what is said without running it."""
-    # formulas alone, whatever the suite
-    runs = suite == "quick" or type(case).__name__ in names.ON_RANKS
-    return foretold(case) | (rows(suite, notebook, case) if runs else {})
-
-
-def foretold(case):
-    """What formulas and plans say of a case."""
-    found = {f"planned {scope}": str(peak) for scope, peak in names.planned(case).items()}
-    for name, value in names.predicted(case).items():
+    kind = type(case).__name__
+    on_ranks = kind in names.ON_RANKS  # formulas alone, whatever the suite
+    found = {f"planned {scope}": str(peak) for scope, peak in case.plan().peaks.items()}
+    for name, value in case.predict().items():
         # rows and plans say what depends on the algorithm
         if name not in names.NOT_PREDICTED and not isinstance(value, dict):
             found[f"predicted {_word(names.PREDICTED, name)}"] = _text(name, value)
-    return found
-
-
-def rows(suite, notebook, case):
-    """What it would store and is the same on every machine."""
-    if type(case).__name__ in names.NOT_RUN:
-        return {}
-    found = {}
+    if kind in names.NOT_RUN or not (suite == "quick" or on_ranks):
+        return found
     for row in names.rows_of(case, names.params_of(suite, notebook), _untimed):
         if row.metric in names.LEFT_OUT or row.method in names.NOT_METHODS or row.estimate is None:
             continue
-        on_ranks = type(case).__name__ in names.ON_RANKS
         if on_ranks and row.method != "formula":  # what ranks would have counted
             continue
         metric = _word(names.METRICS, row.metric)
-        title = f"{metric} {row.scope} ({_word(names.METHODS, row.method)})"
-        title = title.replace("  ", " ")
+        title = f"{metric} {row.scope} ({_word(names.METHODS, row.method)})".replace("  ", " ")
         found[title] = _text(row.metric, row.estimate)
         if row.predicted is not None:
             found[f"{title} predicted"] = _text(row.metric, row.predicted)
@@ -150,8 +126,8 @@ def _untimed(clock, phases, *_):
 
 
 def _text(metric, value):
-    if metric in names.DECIMALS:
-        return f"~{round(value, names.DECIMALS[metric]) + 0.0:.{names.DECIMALS[metric]}f}"  # no negative zero
+    if metric in names.ROUNDED:
+        return f"~{round(value, DECIMALS) + 0.0:.{DECIMALS}f}"  # no negative zero
     if metric in names.MIB:
         value *= 2**20
     return str(int(value)) if float(value).is_integer() else repr(float(value))

@@ -28,10 +28,10 @@ CASES = _same(
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
 NOT_RUN = {
-    "CeilingCase": "rates of this machine",
-    "WarmupCase": "times",
-    "ProfileCase": "times, and shares of them",
-    "NumericsCase": "shares after a training in bfloat16, whose rounding differs between processors",
+    "CeilingCase",  # rates of this machine
+    "WarmupCase",  # times
+    "ProfileCase",  # times, and shares of them
+    "NumericsCase",  # shares after a training in bfloat16, whose rounding differs between processors
 }
 
 # Classes of which so many rows come first, and the rest is energy.
@@ -54,8 +54,8 @@ FACTORS = _same(
     "memory_algorithm": "memory_form",
 }
 NOT_FACTORS = {
-    "device": "always the CPU here",
-    "name": "for charts, and made of the others",
+    "device",  # always the CPU here
+    "name",  # for charts, and made of the others
 }
 
 METRICS = _same(
@@ -66,48 +66,24 @@ METRICS = _same(
     "communication_steps": "rounds",
     "loss_difference_from_bf16": "parity",
 }
-LEFT_OUT = {
-    "case_duration": "a time",
-    "ulp_difference": "rounding differs between processors",
-    "greedy_agreement": "rounding differs between processors",
-    "latency": "a time",
-    "reserved_memory": "of a GPU's allocator",
-    "resident_memory": "what the system gave the process",
-    "flops_per_second": "a rate",
-    "mfu": "a rate",
-    "ceiling_flops": "a rate",
-    "ceiling_bytes": "a rate",
-    "tokens_per_second": "a rate",
-    "relative_error": "rounding, which differs between processors",
-    "sqnr": "rounding after training, which differs between processors",
-    "underflow": "rounding after training, which differs between processors",
-    "overflow": "rounding after training, which differs between processors",
-    "speed_up": "a ratio of times",
-    "ratio": "times",
-    "warmup_needed": "times",
-    "energy": "power and times",
-    "net_energy": "power and times",
-    "energy_per_token": "power and times",
-    "energy_delay": "power and times",
-    "power": "power",
-    "layer_time": "a time",
-    "layer_energy": "power and times",
-    "overhead": "times",
-    "component_time": "a time",
-    "link_latency": "a time",
-    "link_bandwidth": "a rate",
-}
+_TIMES = "case_duration latency layer_time component_time link_latency warmup_needed overhead"
+_TIMES += " speed_up ratio"
+_RATES = "flops_per_second mfu ceiling_flops ceiling_bytes tokens_per_second link_bandwidth"
+_POWER = "power energy net_energy energy_per_token energy_delay layer_energy"
+_ROUNDING = "relative_error ulp_difference greedy_agreement sqnr underflow overflow"
+_SYSTEM = "reserved_memory resident_memory"  # what an allocator or the system gave
+LEFT_OUT = _same(" ".join((_TIMES, _RATES, _POWER, _ROUNDING, _SYSTEM)))
 MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # written in bytes
 
-# Metric → decimals, where not all of them are the same everywhere; one unit of the last one more or less is the same. By torch's
+# Metrics of which not all decimals are the same everywhere. By torch's
 # and oneDNN's code for SSE 4.1, AVX2 and AVX-512, on one thread and two, these losses differ by at most 0.00013 nats.
-DECIMALS = {"loss": 3, "loss_difference": 3, "loss_difference_from_bf16": 3}
+ROUNDED = {"loss", "loss_difference", "loss_difference_from_bf16"}
 
 # What is said of a case before it runs, other than metrics.
 PREDICTED = (
     {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
 )
-NOT_PREDICTED = {"shard": "footprint says it"}
+NOT_PREDICTED = {"shard"}  # footprint says it
 
 # How rows were made: nanolib's word → the sheet's.
 METHODS = (
@@ -119,12 +95,9 @@ METHODS = (
     | _same("formula flop_counter mask count live_tensor_bytes plan audit")
 )
 NOT_METHODS = {
-    "interface": "counted by the system's network",
-    "computed": "counted with what a checkpoint computes again",
+    "interface",  # counted by the system's network
+    "computed",  # counted with what a checkpoint computes again
 }
-
-# The parameters that are set here, in addition to those of the suite.
-PARAMETERS = {"device": "cpu"}
 
 
 # The ways in.
@@ -133,23 +106,8 @@ PARAMETERS = {"device": "cpu"}
 def params_of(suite, notebook):
     """The checked parameters of a notebook in a suite."""
     return ALL[notebook]().Params(
-        **read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | PARAMETERS
+        **read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | {"device": "cpu"}
     )
-
-
-def cases_of(notebook, params):
-    """The notebook's cases."""
-    return ALL[notebook]().cases(params)
-
-
-def planned(case):
-    """Scope → peak, bytes; nothing where none is planned."""
-    return case.plan().peaks
-
-
-def predicted(case):
-    """What formulas say before it runs, without measured peaks."""
-    return case.predict()
 
 
 def rows_of(case, params, collect):

@@ -1,12 +1,12 @@
 """The sheet as text: a line per case, below it a line per answer; and how two sheets differ.
 
-An answer's line is a tab, what is answered, a tab, and the value. `~` is before a number that is rounded: one unit of its last
-digit more or less is the same.
+An answer's line is a tab, what is answered, a tab, and the value. `~` is before a number that is rounded to `DECIMALS`: one unit
+of its last digit more or less is the same.
 """
 
-from decimal import Decimal
 from pathlib import Path
 
+DECIMALS = 3
 FOLDER = Path(__file__).parent / "sheet"
 
 
@@ -26,8 +26,7 @@ def write(path, sheet):
 
 def read(path):
     """The inverse of `write`."""
-    sheet = {}
-    case = ""
+    sheet, case = {}, ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("\t"):
             _, answer, value = line.split("\t")
@@ -53,6 +52,4 @@ def differences(before, after):
 def _alike(was, now):
     if was == now or not (was.startswith("~") and now.startswith("~")):
         return was == now
-    old, new = Decimal(was[1:]), Decimal(now[1:])
-    unit = Decimal(1).scaleb(max(old.as_tuple().exponent, new.as_tuple().exponent))
-    return abs(new - old) <= unit
+    return abs(float(now[1:]) - float(was[1:])) < 1.5 * 10**-DECIMALS

@@ -5,24 +5,19 @@ import sys
 from tests.golden import answers, names, sheet
 
 
-def whole(suite, notebook):
-    """The sheet of a suite's notebook."""
-    by_line = answers.cases(suite, notebook)
-    found = answers.counts(by_line)
-    for line, case in by_line.items():
-        found[line] = answers.all_of(suite, notebook, case)
-    return found
-
-
 def main(asked):
     """Write those files whose suite and notebook are asked for; all where none is."""
     for suite in names.SUITES:
         for notebook in names.NOTEBOOKS:
             if set(asked) <= {suite, notebook}:
                 with answers.everywhere_alike():
-                    made = whole(suite, notebook)
+                    by_line = answers.cases(suite, notebook)
+                    made = {
+                        line: answers.all_of(suite, notebook, case)
+                        for line, case in by_line.items()
+                    }
                 sheet.write(sheet.path_of(suite, notebook), made)
-                print(f"{suite} {notebook}: {len(made) - 1} cases", flush=True)
+                print(f"{suite} {notebook}: {len(made)} cases", flush=True)
 
 
 if __name__ == "__main__":

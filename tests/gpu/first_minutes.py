@@ -13,15 +13,11 @@ import re
 import signal
 import sys
 import time
-import uuid
-from dataclasses import asdict
 from datetime import UTC, datetime
-from multiprocessing import forkserver
 from pathlib import Path
 
 from nanolib import installed
-from nanolib.paths import LAUNCH_VARIABLE
-from tests.gpu import alone
+from nanolib.paths import LAUNCH_VARIABLE, output_folder
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer
 _LEAST_S = 8.0  # a part's process has hardly begun by then
@@ -40,31 +36,32 @@ def first_minutes(found, checks_of, parts, file):
     """
     for name in parts:
         start = time.monotonic()
-        part = {"name": name, "seconds": 0.0, "cpu_s": 0.0, "checks": [], "broke": "it was cut"}
+        part = {"name": name, "cpu_s": 0.0, "checks": [], "broke": "it was cut"}
         found["parts"] = [one for one in found.get("parts", []) if one["name"] != name] + [part]
-        _keep(found, file)
+        _keep(found, start, file)
         try:
             for check in checks_of(name):
                 if isinstance(check, float):  # its last word
                     part["cpu_s"] = round(check, 1)
                     continue
-                part["checks"].append(asdict(check))
+                part["checks"].append(check._asdict())
                 print(f"{name}: {_MARKS[check.holds]} {check.text}: {check.found}", flush=True)
-                part["seconds"] = round(time.monotonic() - start, 1)
-                _keep(found, file)
+                _keep(found, start, file)
             part["broke"] = ""
         except Exception as error:  # whatever a part meets is its result, and the next one begins
-            part["broke"] = (str(error) or repr(error)).splitlines()[0][:500]
+            part["broke"] = (str(error) or repr(error))[:500]
             print(f"{name}: broke: {part['broke']}", flush=True)
-        part["seconds"] = round(time.monotonic() - start, 1)
+        _keep(found, start, file)
         print(f"{name}: {part['seconds']} s", flush=True)
-        _keep(found, file)
-    broke = any(part["broke"] for part in found["parts"])
-    return not broke and all(c["holds"] is not False for p in found["parts"] for c in p["checks"])
+    return not any(
+        part["broke"] or False in [check["holds"] for check in part["checks"]]
+        for part in found["parts"]
+    )
 
 
-def _keep(found, file):
-    """Write what was found, whole or not at all."""
+def _keep(found, start, file):
+    """Write what was found, whole or not at all, with the seconds of the part that runs."""
+    found["parts"][-1]["seconds"] = round(time.monotonic() - start, 1)
     half = file.with_suffix(".half")
     half.write_text(json.dumps(found, indent=1) + "\n")
     half.replace(file)
@@ -82,25 +79,26 @@ def main(arguments=None):
     # so that the check for a GPU does not initialize one here, which the parts do
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # all parts share the peak rates that the first one measures
-    os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)
-    forkserver.ensure_running()  # it imports torch while this process does
+    now = datetime.now(UTC).isoformat()
+    os.environ.setdefault(LAUNCH_VARIABLE, now)
     import torch
 
-    from nanolib.paths import output_folder
+    from tests.gpu import alone
     from tests.gpu.parts import PARTS
 
     asked = argparse.ArgumentParser(prog="python -m tests.gpu.first_minutes", description=__doc__)
-    asked.add_argument("parts", nargs="*", help=f"default: all of {', '.join(PARTS)}")
+    known = ", ".join(PARTS)
+    asked.add_argument("parts", nargs="*", help=f"default: all of {known}")
     asked.add_argument("--to", type=Path, help="folder for the results; default: outputs/gpu")
     asked.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     given = asked.parse_args(arguments)
     if unknown := {*given.parts} - {*PARTS}:
-        asked.error(f"PART: {unknown.pop()} is none; use {', '.join(PARTS)}")
+        asked.error(f"PART: {unknown.pop()} is none; use {known}")
     if not torch.cuda.is_available():
         nothing = (
             "make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:"
         )
-        shown = [f"  {name}: {part.checks.__doc__.splitlines()[0]}" for name, part in PARTS.items()]
+        shown = [f"  {name}: {checks.__doc__}" for name, (checks, _) in PARTS.items()]
         print(nothing, *shown, sep="\n", file=sys.stderr)
         return 2
     folder = given.to or output_folder() / "gpu"
@@ -110,17 +108,18 @@ def main(arguments=None):
     def checks_of(name):
         if (left := end - time.monotonic()) < _LEAST_S:
             raise alone.PartFailed("not run: no time was left")
-        limit_s = min(PARTS[name].limit_s * max(1.0, given.seconds / SECONDS), left)
-        return alone.messages(alone.send_part, (name, str(folder / "results.sqlite")), limit_s)
+        checks, limit_s = PARTS[name]
+        limit_s = min(limit_s * max(1.0, given.seconds / SECONDS), left)
+        return alone.messages(lambda send: alone.send_part(send, checks, folder), limit_s)
 
-    (found, _) = alone.messages(alone.send_identity, (), alone.IMPORT_S)
-    found["date"] = datetime.now(UTC).date().isoformat()
+    (found, _) = alone.messages(alone.send_identity, SECONDS)
+    found["date"] = now[:10]
     file = folder / (re.sub(r"\W", "-", found["gpu"].lower()) + ".json")
     if file.exists():  # a call for some parts keeps the others
         found["parts"] = json.loads(file.read_text())["parts"]
     holds = first_minutes(found, checks_of, given.parts or PARTS, file)
     print(f"written to {file}; {'all holds' if holds else 'not all holds'}")
-    return 0 if holds else 1
+    return not holds
 
 
 if __name__ == "__main__":

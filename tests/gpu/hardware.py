@@ -2,35 +2,38 @@
 """What the first minutes ask of a GPU: readings of its driver, timings, and experiments on it."""
 
 import functools
+import multiprocessing
+import os
+import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from nanolib.experiments import ALL, doctor
+from nanolib.measurement import cause
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu import gpu_watts
 from nanolib.meters.machine import gpu_uuid
+from nanolib.meters.time.sampler import Timing
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 from tests.models.inputs import REQUIRED
 from tests.run import sample_experiment
 
-SECONDS = 2.0
-SETTLE_S = (
-    1.5  # where the driver tells no power of the moment, what it tells is the mean over a second
-)
-
+AHEAD_S, SECONDS = 45.0, 2.0
+# where the driver tells no power of the moment, what it tells is the mean over a second
+SETTLE_S = 1.5
 
 MATH = {"kind": "dense", "backend": "math"}  # at long lengths it needs more memory than there is
 DENSE = [{"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")]
 RANDOM = [{"kind": "sparse", "pattern": "random", "sparsity": share} for share in (0.5, 0.75, 0.9)]
 WINDOW = {"pattern": "window", "window": 256}
 OWN_KERNELS = [*DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW}]
-ATTENTION = {"dtypes": ["bfloat16"], "backward": True, "quality_patterns": []}
-MODEL = {"overrides": {}, "dtypes": ["bfloat16"], "generation_batch_sizes": [], "loss_steps": 0}
+ATTENTION = {"dtypes": ["bfloat16"], "quality_patterns": []}
+MODEL = {"dtypes": ["bfloat16"], "generation_batch_sizes": [], "loss_steps": 0}
 FP8 = {"batch_size": 4, "parity_recipes": [], "numerics": []}
 
 
@@ -38,7 +41,7 @@ class Hardware:
     """One NVIDIA GPU, its driver and torch, and how large what it is asked is.
 
     Args:
-        store: The database of its experiments.
+        folder: Of the database of its experiments.
     """
 
     device = "cuda:0"
@@ -51,36 +54,56 @@ class Hardware:
             MATH, *OWN_KERNELS,
             *({"kind": "sparse", "pattern": name} | REQUIRED.get(name, {}) for name in (*PATTERNS, *CHOOSERS)),
         ],
-        "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.2,
+        "seq_lens": [2048], "num_heads": 8, "budget_s": 0.2,
     }  # fmt: skip
     peaks = ATTENTION | {
         "attention_types": [DENSE[0], {"kind": "sparse", **WINDOW}],
         "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "budget_s": 0.1,
     }  # fmt: skip
     training = MODEL | {
-        "presets": ["gpt_350M"], "seq_lens": [1024], "batch_sizes": [8], "train": True, "new_tokens": 0, "budget_s": 0.2,
+        "presets": ["gpt_350M"], "seq_lens": [1024], "batch_sizes": [8], "new_tokens": 0, "budget_s": 0.2,
     }  # fmt: skip
     model = MODEL | {
         "presets": ["gpt_125M"], "seq_lens": [512], "batch_sizes": [4], "new_tokens": 32,
         "optimizations": ["eager", "compile", "cuda_graph"],
     }  # fmt: skip
     larger = model | {"presets": ["gpt_350M"], "optimizations": ["eager", "cuda_graph"]}
-    fp8 = FP8 | {"presets": ["gpt_125M"], "overrides": {}, "seq_len": 512}
+    fp8 = FP8 | {"presets": ["gpt_125M"], "seq_len": 512}
     fp8_sizes = [
         FP8 | {
-            "presets": [preset], "overrides": {"num_layers": 2}, "seq_len": 2048, "modes": ["training_step"],
+            "presets": [preset], "overrides": {"num_layers": 2}, "seq_len": 2048,
             "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"], "budget_s": 1.0,
         }
         for preset in ("gpt_1.3B", "gpt_350M", "gpt_6.7B")  # widths, which decide what 8 bits gain
     ]  # fmt: skip
     energy = {
-        "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_size": 8, "new_tokens": 32, "dtype": "bfloat16",
+        "presets": ["gpt_350M"], "seq_lens": [512], "batch_size": 8, "dtype": "bfloat16",
         "window_s": 2.0, "idle_s": 2.0, "profiling": [],
     }  # fmt: skip
-    ranks = {"seq_lens": [65_536], "prefill_seq_lens": [4096], "num_heads": 8, "head_dim": 64}
+    ranks = {"seq_lens": [65_536], "prefill_seq_lens": [4096]}
 
-    def __init__(self, store):
-        self._store = store
+    def __init__(self, folder):
+        self._folder = folder
+
+    def compile_ahead(self, name, *asked):
+        """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part.
+
+        This process has not touched the GPU yet. One entry after the other, since cases of large models fit into a GPU's memory by
+        threes; and not for longer than 45 s.
+
+        Args:
+            name: The experiment.
+            asked: Parameters of the experiment, without the device.
+        """
+        experiment, end = ALL[name](), time.monotonic() + AHEAD_S
+        for one in asked:
+            params = experiment.Params(device="cpu", **one)  # to list them for a CPU touches no GPU
+            cases = [case for case in experiment.cases(params) if _is_compiled(case)]
+            calls = [(replace(case, device=self.device), params) for case in cases]
+            processes = min(len(cases), os.cpu_count() or 1)
+            with multiprocessing.get_context("fork").Pool(processes) as pool:
+                compiled = pool.starmap_async(_compile, calls, chunksize=1)
+                compiled.wait(max(0.0, end - time.monotonic()))
 
     @functools.cached_property
     def _sensors(self):
@@ -99,7 +122,7 @@ class Hardware:
     def busy(self, working):
         """Two seconds of matrix products, or of nothing, begun a while before: joules, and W with their seconds."""
         nvml, gpu = self._sensors
-        work = self.product("bfloat16") if working else lambda: time.sleep(0.02)
+        work = self.product() if working else lambda: time.sleep(0.02)
         self._watts_during(work, SETTLE_S)
         before = nvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
         t_s, watts = self._watts_during(work, SECONDS)
@@ -107,24 +130,17 @@ class Hardware:
         return (after - before) / 1e3, t_s, watts
 
     def _watts_during(self, work, seconds):
-        start, t_s, watts = time.monotonic(), [], []
+        start, samples = time.monotonic(), []
         while (now := time.monotonic() - start) < seconds:
             work()
             torch.cuda.synchronize(self.device)
-            t_s.append(now)
-            watts.append(gpu_watts(*self._sensors))
-        return np.asarray(t_s), np.asarray(watts)
+            samples.append((now, gpu_watts(*self._sensors)))
+        return np.transpose(samples)
 
-    def product(self, kind):
-        """A product of 8192³ in a type, in tf32, or in 8 bits."""
-        a, b = ceilings._operands(self.device, kind)
-        call = ceilings._product(a, b, kind)
-
-        def in_its_way():
-            with ceilings.tf32_products(kind == "tf32"):
-                call()
-
-        return in_its_way
+    def product(self):
+        """A product of 8192³ in bfloat16."""
+        a, b = ceilings._operands(self.device, "bfloat16")
+        return ceilings._product(a, b, "bfloat16")
 
     def measure(self, call, *, cold=False):
         """As everything is timed here."""
@@ -135,8 +151,23 @@ class Hardware:
         own = {"sample": sample_experiment, "doctor": doctor}
         experiment = own[name] if name in own else ALL[name]()
         params = experiment.Params(device=self.device, **asked)
-        with Store(self._store) as store:
-            run = sweep.measure(experiment, params, store=store, progress=False)
-            rows = run.measurements()
-            run.finish()
-        return rows
+        return rows_of(experiment, params, self._folder)
+
+
+def _is_compiled(case):
+    own_kernels = getattr(case, "attention_type", "") in ("sparse", "flex")
+    return own_kernels or getattr(case, "compiled", False)
+
+
+def _compile(case, params):
+    torch._inductor.config.compile_threads = 1
+    torch.set_num_threads(1)  # the others use the other cores
+    try:
+        if hasattr(case, "workloads"):
+            for work in case.workloads(*case.inputs(0)):
+                work.call()
+        else:  # it compiles before it is timed
+            next(made for made in case.measure(params, {}) if isinstance(made, Timing))
+        torch.cuda.synchronize()
+    except Exception as error:  # the part meets it too, and says so
+        print(f"compiling {case}: {cause(error)[:200]}", file=sys.stderr, flush=True)

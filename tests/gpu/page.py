@@ -23,8 +23,8 @@ PATHS = {
     "energy": "counters, power, gaps, wrap-around: stubs and recorded traces"
     " (`tests/meters/test_integration.py`, `test_power.py`)",
     "ranks": "all algorithms over gloo on CPUs (`tests/models/test_ranks.py`)",
-    "lost device": "new processes for the cases after a device assert: stubs"
-    " (`tests/gpu/test_paths.py`)",
+    "lost device": "new processes for the cases after a lost device: stubs"
+    " (`tests/run/test_groups.py`)",
 }
 OTHERS = {
     "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). nanolib rejects"

@@ -1,17 +1,12 @@
-"""What the first minutes on a GPU show is written as it comes, and the page and the report say what was tested on which GPU."""
+"""What the first minutes on a GPU show is written as it comes, and the page says what was tested on which GPU."""
 
 import json
 
-import pandas as pd
-import pytest
-
-from nanolib.report import overview
 from nanolib.report.overview import GPUS_SEEN
 from tests.gpu import page
 from tests.gpu.alone import PartFailed
-from tests.gpu.checks import Check
 from tests.gpu.first_minutes import first_minutes
-from tests.gpu.parts import PARTS
+from tests.gpu.parts import PARTS, Check
 
 
 def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes(tmp_path):
@@ -20,15 +15,15 @@ def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes
     def checks_of(name):
         for holds in (True, None):
             yield Check("the clock is right", "7 ms", holds)
-            written.append(json.loads(file.read_text())["parts"][-1])
+            part = json.loads(file.read_text())["parts"][-1]
+            written.append((part["name"], len(part["checks"]), part["broke"]))
         if name == "clock":
             raise PartFailed("stopped after 30 s")
         yield 2.5
 
-    assert not first_minutes(found, checks_of, ["clock", "identity"], file)
-    counts = [(part["name"], len(part["checks"]), part["broke"]) for part in written]
-    parts = [("clock", 1), ("clock", 2), ("identity", 1), ("identity", 2)]
-    assert counts == [(*part, "it was cut") for part in parts]
+    names = ["clock", "identity"]
+    assert not first_minutes(found, checks_of, names, file)
+    assert written == [(name, count, "it was cut") for name in names for count in (1, 2)]
     clock, identity = found["parts"]
     assert clock["broke"] == "stopped after 30 s" and not identity["broke"]
     assert identity["cpu_s"] == 2.5 and json.loads(file.read_text()) == found
@@ -44,13 +39,3 @@ def test_the_page_of_what_was_seen_is_made_from_the_results():
     assert {one["gpu"] for one in page.results()} == GPUS_SEEN
     readme = (page.ROOT / "README.md").read_text()
     assert all(gpu in readme for gpu in GPUS_SEEN)
-
-
-@pytest.mark.parametrize(
-    ("device", "seen", "said"),
-    [("cpu", (), False), ("cuda:0", ("NVIDIA L4",), False), ("cuda:0", (), True)],
-)
-def test_the_report_says_if_a_gpu_was_not_yet_tested(monkeypatch, device, seen, said):
-    monkeypatch.setattr(overview, "GPUS_SEEN", frozenset(seen))
-    gpus = overview._gpus({"device": device}, pd.Series({"gpus": [{"name": "NVIDIA L4"}]}))
-    assert gpus.startswith("NVIDIA L4") and ("not yet tested on this GPU" in gpus) == said

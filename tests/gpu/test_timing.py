@@ -3,18 +3,18 @@
 import contextlib
 import itertools
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
 from nanolib.experiments import doctor
-from nanolib.experiments.fp8 import cases as fp8_cases
 from nanolib.measurement import Flag
 from nanolib.meters import ceilings
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, sampler
 from nanolib.models.attention.reference import relative_error
-from nanolib.run import peaks_case as cases
+from nanolib.run.peaks_case import CeilingCase, no_product
 
 
 class Stream:
@@ -24,10 +24,10 @@ class Stream:
         """In the place of torch's, and of the host's clock."""
         self.host_ms = self.device_ms = 0.0
         self.launch_ms, self.kernel_ms = launch_ms, kernel_ms
-        monkeypatch.setattr(torch.cuda, "Event", self.event)
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr("torch.cuda.Event", self.event)
+        monkeypatch.setattr("torch.cuda.synchronize", self.synchronize)
+        monkeypatch.setattr("torch.cuda._sleep", self.sleep)
+        monkeypatch.setattr("torch.cuda.device", lambda _: contextlib.nullcontext())
         host = SimpleNamespace(
             perf_counter=lambda: self.host_ms / 1e3,
             perf_counter_ns=lambda: round(self.host_ms * 1e6),
@@ -37,8 +37,7 @@ class Stream:
 
     def launch(self, kernel_ms=None):
         self.host_ms += self.launch_ms
-        kernel_ms = self.kernel_ms if kernel_ms is None else kernel_ms
-        self.device_ms = max(self.host_ms, self.device_ms) + kernel_ms
+        self.sleep(1e6 * (self.kernel_ms if kernel_ms is None else kernel_ms))
 
     def event(self, **_):
         made = SimpleNamespace(at=None)
@@ -54,33 +53,25 @@ class Stream:
         self.device_ms = max(self.host_ms, self.device_ms) + cycles / 1e6  # of 1 GHz
 
 
-def _nvml(reasons):
-    """The driver of one GPU whose clock falls, and that says why; it has no power of the moment."""
-    clock_mhz = itertools.chain([1980, 1980, 1410], itertools.repeat(1980))
-    return SimpleNamespace(
-        NVMLError=OSError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_FI_DEV_POWER_INSTANT=186,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetClockInfo=lambda gpu, kind: next(clock_mhz),
-        nvmlDeviceGetFieldValues=lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)],
-        nvmlDeviceGetPowerUsage=lambda gpu: 612_000,
-        nvmlDeviceGetTemperature=lambda gpu, kind: 71,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: reasons,
-    )
-
-
 @pytest.fixture
 def measured(monkeypatch):
-    properties = SimpleNamespace(uuid="0", L2_cache_size=2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    """Time a call on a GPU whose clock falls, and that says why; it has no power of the moment."""
+    properties = SimpleNamespace(uuid="0")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
 
-    def measure(call, reasons=0, budget_s=0.5):
-        clock = clocks.CudaClock("cuda:0", _nvml(reasons))
+    def measure(launch_ms, kernel_ms, call=Stream.launch, reasons=0, budget_s=0.5):
+        clock_mhz = itertools.chain([1980, 1980, 1410], itertools.repeat(1980))
+        nvml = MagicMock(
+            NVMLError=OSError,
+            nvmlDeviceGetClockInfo=lambda gpu, kind: next(clock_mhz),
+            nvmlDeviceGetFieldValues=lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)],
+            nvmlDeviceGetPowerUsage=lambda gpu: 612_000,
+            nvmlDeviceGetTemperature=lambda gpu, kind: 71,
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: reasons,
+        )
+        clock, stream = clocks.CudaClock("cuda:0", nvml), Stream(monkeypatch, launch_ms, kernel_ms)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
-        return latency.measure(call, 0.01, budget_s, device="cuda:0")
+        return latency.measure(lambda: call(stream), 0.01, budget_s, device="cuda:0")
 
     return measure
 
@@ -90,9 +81,9 @@ def measured(monkeypatch):
     [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)],
 )
 def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_stored(
-    monkeypatch, measured, launch_ms, kernel_ms, bound
+    measured, launch_ms, kernel_ms, bound
 ):
-    row = measured(Stream(monkeypatch, launch_ms, kernel_ms).launch)
+    row = measured(launch_ms, kernel_ms)
     both = [row.details[name] for name in ("host_ms", "device_ms")]
     assert both == pytest.approx([launch_ms, kernel_ms])
     assert (Flag.LAUNCH_BOUND in row.flags) == bound
@@ -100,40 +91,29 @@ def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_store
     assert row.estimate == pytest.approx(slower, rel=0.01)
 
 
-def test_a_call_that_waits_for_the_device_has_one_time(monkeypatch, measured):
-    stream = Stream(monkeypatch, 0.01, 0.1)
-
-    def waits():
-        stream.launch()
-        stream.synchronize()
-
-    row = measured(waits)
+def test_a_call_that_waits_for_the_device_has_one_time(measured):
+    row = measured(0.01, 0.1, lambda stream: (stream.launch(), stream.synchronize()))
     assert "host_ms" not in row.details and Flag.LAUNCH_BOUND not in row.flags
 
 
-def test_a_device_is_warm_before_it_is_timed(monkeypatch, measured):
-    """Its clock ramps up over half a second: each kernel takes twice as long before."""
-    stream = Stream(monkeypatch, 0.01, 1.0)
-    row = measured(lambda: stream.launch(2.0 if stream.host_ms < 400 else 1.0))
-    assert row.estimate == pytest.approx(1.0) and max(row.samples[1:]) < 1.1
+def test_neither_compiling_nor_a_clock_that_ramps_up_is_timed_or_takes_of_the_budget(measured):
+    """The first call takes eight seconds, and each kernel of the next 0.4 s twice as long as later."""
+    compiling = iter([8000.0])
 
+    def call(stream):
+        stream.launch(next(compiling, 0.2 if stream.host_ms < 8400 else 0.1))
 
-def test_a_first_call_that_compiles_sets_no_pace_and_takes_nothing_of_the_budget(
-    monkeypatch, measured
-):
-    stream = Stream(monkeypatch, 0.01, 0.1)
-    times = iter([8000.0])
-    row = measured(lambda: stream.launch(next(times, 0.1)), budget_s=0.3)
+    row = measured(0.01, 0.1, call, budget_s=0.3)
     assert row.details["calls_per_block"] * row.details["inner"] == 50
-    assert row.n >= 20 and max(row.samples) < 0.2
+    assert row.n >= 20 and max(row.samples) < 0.11
 
 
 @pytest.mark.parametrize(
     ("reasons", "words"),
-    [(0x40, "heat (hardware limit)"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)],
+    [(0x04 | 0x40, "power cap, heat (hardware limit)"), (0x01, None)],
 )
-def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(monkeypatch, measured, reasons, words):
-    row = measured(Stream(monkeypatch, 0.01, 1.0).launch, reasons)
+def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(measured, reasons, words):
+    row = measured(0.01, 1.0, reasons=reasons)
     assert (Flag.THROTTLED in row.flags) == (words is not None)
     assert row.details.get("throttled_by") == words and row.method == "cuda_event"
     state = {"clock_mhz": 1980, "clock_least_mhz": 1410, "power_w": 612, "temperature_c": 71}
@@ -155,7 +135,7 @@ def test_the_cache_is_overwritten_before_each_call_and_that_is_not_counted(monke
 
 def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
     for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
-        for level, size, of in [(1, "32K", cpu), (2, "512K", cpu), (3, "16384K", shared)]:
+        for level, size, of in [(2, "512K", cpu), (3, "16384K", shared)]:
             folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
             folder.mkdir(parents=True)
             for name, value in {"level": level, "size": size, "shared_cpu_list": of}.items():
@@ -164,23 +144,20 @@ def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
     unknown = [clocks.last_level_bytes(*one) for one in (("cpu", tmp_path / "none"), ("mps",))]
     assert unknown == [64 * 2**20] * 2
     properties = SimpleNamespace(L2_cache_size=2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     assert clocks.last_level_bytes("cuda:0") == 2**20
 
 
 def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(monkeypatch):
-    for module in (doctor, fp8_cases):
-        monkeypatch.setattr(module, "resolve_device", lambda _: "cuda:0")
-    capability = (9, 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    found = [str(case) for case in doctor.cases(doctor.Params(dtypes=["float32"], sustained_s=30))]
+    monkeypatch.setattr(doctor, "resolve_device", lambda _: "cuda:0")
     kinds = ["ceiling float32", "ceiling tf32", "ceiling fp8"]
-    assert found == [*kinds, "ceiling copy", *(f"{kind} sustained" for kind in kinds)]
-    capability = (7, 5)
-    found = [str(case) for case in doctor.cases(doctor.Params(dtypes=["float32"]))]
-    assert found == ["ceiling float32", "ceiling copy"]
-    assert "8.0" in cases.no_product("tf32", "cuda") and "8.9" in cases.no_product("fp8", "cuda")
-    assert "cpu has no tf32" in cases.CeilingCase("cpu", "tf32", 1.0).unsupported()
+    for capability, own in (((9, 0), kinds), ((7, 5), kinds[:1])):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, own=capability: own)
+        cases = doctor.cases(doctor.Params(dtypes=["float32"], sustained_s=30))
+        sustained = [f"{kind} sustained" for kind in own]
+        assert [str(case) for case in cases] == [*own, "ceiling copy", *sustained]
+    assert "8.0" in no_product("tf32", "cuda") and "8.9" in no_product("fp8", "cuda")
+    assert "cpu has no tf32" in CeilingCase("cpu", "tf32", 1.0).unsupported()
 
 
 def test_the_product_of_8_bits_is_that_of_its_operands(monkeypatch):
@@ -190,33 +167,28 @@ def test_the_product_of_8_bits_is_that_of_its_operands(monkeypatch):
     assert ceilings.operand_bytes("cpu", "fp8") == 64**2 * (3 + 4)
 
 
-def test_products_are_in_tf32_while_they_are_timed_and_as_before_afterwards(monkeypatch):
-    products, seen = torch.backends.cuda.matmul, []
-
-    def product(*of):
-        seen.append(products.fp32_precision)
-        return lambda: None
-
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 32})
-    monkeypatch.setattr(ceilings, "_product", product)
-    before = products.fp32_precision
-    scopes = [ceilings.measure_ceiling("cpu", name, 0.02).scope for name in ("tf32", "float32")]
-    assert seen == ["tf32", "ieee"] and products.fp32_precision == before
-    assert scopes == ["tf32", "float32"]
-
-
-def test_what_is_sustained_is_the_second_half(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "precision", "size"), [("float32", "ieee", 100), ("tf32", "tf32", 50)]
+)
+def test_what_is_sustained_is_the_second_half_and_products_are_in_tf32_while_they_are_timed(
+    monkeypatch, name, precision, size
+):
     """A device that slows down after two of four seconds."""
+    products, seen = torch.backends.cuda.matmul, set()
     blocks, seconds = itertools.count(1), itertools.count()
-    clock = SimpleNamespace(
-        method="simulated",
-        time_block=lambda phases, calls, inner: [[1.0 if next(blocks) <= 12 else 2.0]] * calls,
-        resolution_ms=lambda: 1e-6,
-    )
+
+    def time_block(phases, calls, inner):
+        seen.add(products.fp32_precision)
+        return [[1.0 if next(blocks) < 12 else 2.0]] * calls
+
+    clock = SimpleNamespace(method="simulated", time_block=time_block)
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
     monkeypatch.setattr(latency, "clock_for", lambda _: clock)
     sixths = SimpleNamespace(perf_counter=lambda: next(seconds) / 6)
     monkeypatch.setattr(ceilings, "time", sixths)
-    row = ceilings.measure_ceiling("cpu", "float32", 4.0, sustained=True)
-    assert row.estimate == pytest.approx(2 * 100**3 / 2e-3) and row.scope == "float32 sustained"
-    assert row.message == "matrix product 100³, the second half of 4 s"
+    before = products.fp32_precision
+    row = ceilings.measure_ceiling("cpu", name, 4.0, sustained=True)
+    assert seen == {precision} and products.fp32_precision == before
+    assert [max(row.samples), row.estimate] == pytest.approx([2 * size**3 / 2e-3] * 2)
+    assert row.scope == f"{name} sustained"
+    assert row.message == f"matrix product {size}³, the second half of 4 s"

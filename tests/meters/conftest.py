@@ -54,9 +54,8 @@ class FakeClock:
 
 @pytest.fixture
 def clocked(monkeypatch):
-    ticks = (
-        itertools.count()
-    )  # so that a budget of seconds is never spent, however slow the machine is
+    # so that a budget of seconds is never spent, however slow the machine is
+    ticks = itertools.count()
 
     def use(series, **rest):
         clock = FakeClock(series, **rest)

@@ -43,32 +43,29 @@ def test_a_timer_adds_up_blocks_by_kind_and_ranks_wait_for_each_other(clock, ran
     monkeypatch.setattr(torch.distributed, "barrier", barrier)
     watch, said = Timer(), []
     _timed(watch, clock, "comp_qk", 2, 4)
-    _timed(watch, clock, "comm_lse", 1)
-    _timed(watch, clock, "load", 3)
+    with watch.time_block("load"):  # its time is without that of the sections in it
+        clock[0] += 10 * MS
+        _timed(watch, clock, "comm_lse", 1, 3)
     watch.print_stats(said.append)
     assert said[0].splitlines() == [
         "rank 1 of 2    calls   total s   mean ms     sd ms",
         "comp_qk            2     0.006     3.000     1.414",
-        "wait               1     0.010    10.000     0.000",
-        "comm_lse           1     0.001     1.000     0.000",
-        "load               1     0.003     3.000     0.000",
-        "compute                  0.006    30.0%",
-        "wait                     0.010    50.0%",
-        "communication            0.001     5.0%",
-        "other                    0.003    15.0%",
-        "total                    0.020",
+        "wait               2     0.020    10.000     0.000",
+        "comm_lse           2     0.004     2.000     1.414",
+        "load               1     0.010    10.000     0.000",
+        "compute                  0.006    15.0%",
+        "wait                     0.020    50.0%",
+        "communication            0.004    10.0%",
+        "other                    0.010    25.0%",
+        "total                    0.040",
     ]
 
 
-def test_a_section_is_without_the_sections_in_it_and_other_work_is_named_if_there_is_any(clock):
+def test_a_single_rank_waits_for_nobody_and_other_work_is_named_if_there_is_any(clock):
     watch = Timer()
-    with watch.time_block("comp_all"):
-        clock[0] += 2 * MS
-        _timed(watch, clock, "comm_a", 3, 5)
-        _timed(watch, clock, "comm_b", 7)
-    found = {"compute": 0.002, "wait": 0.0, "communication": 0.015}
+    _timed(watch, clock, "comm_a", 3)
+    found = {"compute": 0.0, "wait": 0.0, "communication": 0.003}
     assert watch.shares() == pytest.approx(found)
-    assert watch.totals() == pytest.approx({"comm_a": 0.008, "comm_b": 0.007, "comp_all": 0.002})
 
 
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
@@ -89,15 +86,8 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
     assert ranks.count(("barrier",)) == 2 * 2 * (2 + 6)
 
 
-@pytest.mark.parametrize(("budget_s", "blocks"), [(0.075, 8), (1e9, 100)])
-def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks, budget_s, blocks):
-    def call():
-        clock[0] += 10 * MS
-
-    assert len(time_across_ranks({"a": call}, budget_s, seed=0).ms["a"]) == blocks
-
-
 def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
+    """They end, as all calls of ranks do, at the budget or after a hundred."""
     runs = []
 
     def call(timer):
@@ -107,7 +97,8 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
 
     found = time_parts_across_ranks({"a": call}, 0.0)
     assert found == {"a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in range(2, 8)]}
-    assert len(time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
+    for budget_s, count in ((0.09, 7), (1e9, 100)):  # seven take 91 ms beyond the first
+        assert len(time_parts_across_ranks({"a": call}, budget_s)["a"]) == count
 
 
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
@@ -139,11 +130,6 @@ def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_
         assert (links.has_private_network(), links.loopback_bytes()) == (private, 19)
 
 
-def test_a_system_that_names_the_loopback_interface_otherwise_has_no_private_network(monkeypatch):
-    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {"lo0": None})
-    assert not links.has_private_network()
-
-
 def test_collectives_of_four_sizes_say_what_they_send(ranks, monkeypatch):
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
@@ -151,16 +137,13 @@ def test_collectives_of_four_sizes_say_what_they_send(ranks, monkeypatch):
         return RankTimes({name: [name] for name in calls}, [False])
 
     monkeypatch.setattr(links, "time_across_ranks", blocks)
-    found = links.time_collectives(1.0, seed=0)
-    assert [(*row.values(),) for row in found[:3]] == [
-        ("all_reduce", 1024, 2, 1024.0, ["all_reduce 1024"]),
-        ("all_gather", 1024, 1, 1024, ["all_gather 1024"]),
-        ("all_to_all", 1024, 1, 512.0, ["all_to_all 1024"]),
-    ]
-    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
-    gathered = ("all_gather_into_tensor", 512, 256)
-    assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     found = links.time_collectives(1.0, seed=0)
-    sent = [(row["messages"], row["sent"]) for row in found[:3]]
-    assert sent == [(6, 1.5 * 1024), (3, 3 * 1024), (3, 0.75 * 1024)]
+    assert [(*row.values(),) for row in found[:3]] == [
+        ("all_reduce", 1024, 6, 1.5 * 1024, ["all_reduce 1024"]),
+        ("all_gather", 1024, 3, 3 * 1024, ["all_gather 1024"]),
+        ("all_to_all", 1024, 3, 0.75 * 1024, ["all_to_all 1024"]),
+    ]
+    assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
+    gathered = ("all_gather_into_tensor", 1024, 256)
+    assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]

@@ -47,8 +47,7 @@ def test_a_gpus_clock_gives_each_phase_its_own_time_on_its_own_device(monkeypatc
 
     @contextlib.contextmanager
     def device(chosen):
-        seen.append(str(chosen))
-        yield
+        yield seen.append(str(chosen))
         seen.append("left")
 
     def work(ms):

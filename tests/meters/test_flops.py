@@ -68,7 +68,6 @@ def test_flex_attention_counts_the_pairs_that_its_block_mask_keeps(monkeypatch):
     assert count == FlopCount(2 * 4 * 16 * kept, 2 * 4 * 16 * 3 * n * n)
 
 
-_PAIRS, _PROJECTIONS = 4 * 64 * 16, 4 * 2 * 8 * 16 * 16  # of 8 tokens of width 16
 _OFFSETS = torch.tensor([2, 4, 4, 8], dtype=torch.int32)  # of four experts the third gets no row
 
 
@@ -81,14 +80,15 @@ def _experts(x, offsets):
     [
         (lambda: _experts(torch.ones(8, 16), _OFFSETS), 2 * 8 * 16 * 8),
         (lambda: _experts(torch.ones(4, 8, 16), None), 4 * 2 * 8 * 16 * 8),
-        (lambda: torch.ones(3, 4) @ torch.ones(4), 2 * 3 * 4),
-        (lambda: torch.ones(4) @ torch.ones(4), 2 * 4),
+        (lambda: torch.ones(3, 4) @ torch.ones(4), 24),
+        (lambda: torch.ones(4) @ torch.ones(4), 8),
         (lambda: torch._int_mm(*torch.ones(2, 32, 32, dtype=torch.int8)), 2 * 32**3),
         (
             lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()(
                 torch.ones(1, 8, 16)
             ),
-            _PROJECTIONS + _PAIRS + 2 * 2 * 8 * 16 * 32,
+            # four projections, 64 pairs, and two products of the MLP
+            4 * 2 * 8 * 16 * 16 + 4 * 64 * 16 + 2 * 2 * 8 * 16 * 32,
         ),
     ],
 )

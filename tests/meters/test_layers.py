@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(model, config):
 @torch.inference_mode()
 def test_everything_is_put_back_when_the_model_raises_and_a_later_call_is_seen(model):
     with LayerProfiler(model, EACH) as profiler:
-        with pytest.raises(BadInput):
+        with pytest.raises(BadInput, match="ids: 65 tokens exceed context_length 64"):
             model(torch.zeros(1, 65, dtype=torch.int64))
         model(IDS)
         model(IDS)
@@ -150,12 +150,12 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
         for _ in range(5):
             model(IDS)
     found = {row.name or "model": row for row in profiler.results()}
-    calls, layers, _ = zip(*tables["layers"], strict=True)
-    assert set(layers) == set(found) and set(calls) == set(range(5))
-    plain = [ns for call, name, ns in tables["layers"] if name == "blocks.1" and call != 2]
-    assert plain == [round(1e6 * ms) for ms in found["blocks.1"].calls_ms]
+    ns = {(call, name): ns for call, name, ns in tables["layers"]}
+    assert {name for _, name in ns} == set(found)
+    plain = [round(1e6 * ms) for ms in found["blocks.1"].calls_ms]
+    assert [ns[call, "blocks.1"] for call in (0, 1, 3, 4)] == plain
     assert {call for call, *_ in tables["ops"]} == {2}
-    seen = {(call, name, statistic): value for call, name, statistic, value in tables["statistics"]}
+    seen = {(call, *names): value for call, *names, value in tables["statistics"]}
     deviations = [seen[call, "blocks.1.mlp.down", "sd"] for call in (0, 4)]
     assert deviations == found["blocks.1.mlp.down"].values["sd"]
 

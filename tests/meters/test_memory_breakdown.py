@@ -1,14 +1,13 @@
 """Who holds the memory: parts add up to the peak that `LiveBytes` counts, and saved activations to what autograd says."""
 
 import contextlib
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.steps import Generating, Inferring, Training
+from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import MemoryKind
 from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.meters.memory_breakdown import MemoryTracker
@@ -34,14 +33,9 @@ MODELS = {
 
 def _works(model, use, optimizer="adamw"):
     ids = torch.zeros(2, 33, dtype=torch.int64)
-    match use:
-        case "inference":
-            step = Inferring(model, ids[:, :-1], "eager")
-        case "decoding":
-            step = Generating(model, ids[:, :-1], 2)
-        case _:
-            step = Training(model, ids, use, 1e-3, optimizer)
-    return list(step.workloads())
+    if use == "decoding":
+        return list(Generating(model, ids[:, :-1], 2).workloads())
+    return list(Training(model, ids, use, 1e-3, optimizer).workloads())
 
 
 @contextlib.contextmanager
@@ -52,11 +46,15 @@ def _counting(model, work):
         yield counter
 
 
-CASES = [("decoder", use) for use in ("inference", "decoding", "autocast_bfloat16_checkpoint")]
-CASES += [("own", "eager"), ("hf", "decoding"), ("hf", "eager")]
-
-
-@pytest.mark.parametrize(("name", "use"), CASES)
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("decoder", "decoding"),
+        ("decoder", "autocast_bfloat16_checkpoint"),
+        ("own", "eager"),
+        ("hf", "decoding"),
+    ],
+)
 def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
     model = MODELS[name]()
     measured = {}
@@ -115,34 +113,3 @@ def test_saved_activations_are_what_autograd_saves(name):
         work.call.forward()
         counter.begin("saved")
     assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone
-
-
-def test_parts_of_a_cache_and_of_inputs_are_told_apart():
-    model = MODELS["decoder"]()
-    first, later = (breakdown(work, model).by_kind for work in _works(model, "decoding"))
-    assert first[MemoryKind.CACHE] == later[MemoryKind.CACHE] == 2 * 2 * 2 * 34 * 64 * 4
-    # the ids that the prompt is a view of, and the last token
-    assert first[MemoryKind.INPUTS] == 2 * 33 * 8 + 2 * 8
-    assert first[MemoryKind.TEMPORARIES] > later[MemoryKind.TEMPORARIES]
-
-
-def test_an_operation_of_a_plan_enters_few_functions_of_nanolib():
-    """A profile by `sys.setprofile` counts calls, so it says the same on each machine."""
-    entered = []
-
-    def noted(frame, event, _):
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("nanolib.meters"):
-            entered.append(frame.f_code.co_name)
-
-    with fake_tensors():
-        model = MODELS["decoder"]()
-        (work,) = _works(model, "eager")
-        work.first()
-        with _counting(model, work):
-            sys.setprofile(noted)
-            try:
-                work.call()
-            finally:
-                sys.setprofile(None)
-    operations = entered.count("__torch_dispatch__")
-    assert operations > 400 and len(entered) < 8 * operations

@@ -14,45 +14,36 @@ from nanolib.meters.energy import source as sources
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window
 from nanolib.meters.energy.source import EstimateSource, Reading, ReplaySource
 
-NAN = math.nan
 
-
-class _Source:
-    """Readings are a function of the seconds since it was made: watts, or the joules of a counter."""
+class _Steady:
+    """A source that reads 50 W at all times."""
 
     name, of, provenance, period_s = "test", "bench", Provenance.MEASURED, 0.001
 
-    def __init__(self, value, unit="watts"):
-        self._value, self._unit, self._start = value, unit, time.monotonic()
-
     def read(self):
-        now = time.monotonic()
-        return Reading(now, **{self._unit: self._value(now - self._start)})
-
-
-def _steady(t_s):
-    return 50.0
+        return Reading(time.monotonic(), watts=50.0)
 
 
 def test_a_window_begins_and_ends_when_its_device_has_done_what_was_queued(monkeypatch):
     order = []
     monkeypatch.setattr(energy, "synchronizer", lambda device: lambda: order.append(device))
     monkeypatch.setattr(energy, "Window", lambda *values: order.append("begins") or Window(*values))
-    with EnergyMeter([_Source(_steady)], sample_s=0.002, device="cuda:1") as meter:
-        with pytest.raises(KeyboardInterrupt), meter.window("work"):
+    with EnergyMeter([_Steady()], sample_s=0.002, device="cuda:1") as meter:
+        with pytest.raises(KeyboardInterrupt), meter.window("work") as work:
             order.append("works")
             raise KeyboardInterrupt
         meter.idle(0.001)
+    assert work.end_s >= work.start_s
     assert order == ["cuda:1", "begins", "works", "cuda:1", "cuda:1", "begins", "cuda:1"]
 
 
-def test_windows_nest_and_an_interrupted_one_can_be_run_again():
-    with EnergyMeter([_Source(_steady)], sample_s=0.002) as meter, meter.window("outer") as outer:
-        with pytest.raises(KeyboardInterrupt), meter.window("cut") as cut:
-            raise KeyboardInterrupt
-        with meter.window("cut") as again:
+def test_windows_nest_and_may_have_one_name():
+    with EnergyMeter([_Steady()], sample_s=0.002) as meter, meter.window("outer") as outer:
+        with meter.window("inner") as first:
+            pass
+        with meter.window("inner") as again:
             time.sleep(0.03)
-    assert outer.start_s <= cut.end_s <= again.start_s < again.end_s <= outer.end_s
+    assert outer.start_s <= first.end_s <= again.start_s < again.end_s <= outer.end_s
     for window in (outer, again):
         joules, *_ = meter.measurements(window)
         assert joules.estimate == pytest.approx(50 * window.seconds, rel=1e-6)
@@ -101,32 +92,25 @@ def _counted(*joules):
     return [{"joules": float(value)} for value in joules]
 
 
-def test_the_rows_of_a_window_are_its_joules_in_four_ways():
-    meter = _metered(_counted(0, 10, 20, 30, 40, 50))
-    rows = {row.metric: row for row in meter.measurements(Window("decode", 1.0, 3.0), tokens=4)}
+def test_the_rows_of_a_window_are_its_joules_in_five_ways():
+    meter = _metered(_counted(0, 2, 4, 6, 8, 10, 30, 50, 70, 90))
+    idle, work = Window("idle", 0.0, 4.0), Window("decode", 5.0, 7.0)
+    rows = {row.metric: row for row in meter.measurements(work, idle=idle, tokens=4)}
     assert {name: (row.low, row.estimate, row.high) for name, row in rows.items()} == {
-        "energy": (0.0, 20.0, 40.0),
-        "power": (0.0, 10.0, 20.0),
-        "energy_delay": (0.0, 40.0, 80.0),
-        "energy_per_token": (0.0, 5.0, 10.0),
+        "energy": (18.0, 40.0, 62.0),
+        "power": (9.0, 20.0, 31.0),
+        "energy_delay": (36.0, 80.0, 124.0),
+        "energy_per_token": (4.5, 10.0, 15.5),
+        # 4, 8 and 12 J in 4 s of idling are half of that in the window's 2 s
+        "net_energy": (12.0, 36.0, 60.0),
     }
     joules = rows["energy"]
     assert (joules.scope, joules.method, joules.message) == ("decode", "test", "")
     assert joules.details == {"of": "gpu 0", "seconds": 2.0, "period_s": 0.1}
-    trace = {"course_s": [1.0, 2.0], "course_w": [10.0, 10.0]}
+    trace = {"course_s": [1.0, 2.0], "course_w": [20.0, 20.0]}
     assert rows["power"].details == joules.details | trace
-    untold = meter.measurements(Window("decode", 1.0, 3.0))
-    assert "energy_per_token" not in {row.metric for row in untold}
-
-
-def test_above_idle_the_ends_are_those_of_both():
-    meter = _metered(_counted(0, 2, 4, 6, 8, 10, 30, 50, 70, 90))
-    idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
-    base, own = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
-    *_, net = meter.measurements(work, idle=idle)
-    # 8 J in 4 s are 4 J in the window's 2 s
-    assert (own.estimate, base.estimate, net.estimate) == (40.0, 8.0, 36.0)
-    assert net.low == own.low - base.high / 2 and net.high == own.high - base.low / 2
+    alone = [row.metric for row in meter.measurements(work)]
+    assert alone == ["energy", "power", "energy_delay"]
 
 
 def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
@@ -150,25 +134,24 @@ def test_an_estimates_ends_are_those_of_its_power():
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("watts", "provenance", "said"),
     [
-        (lambda: _Source(lambda t_s: 0.0), "test of bench read 0 W, so the readings are not valid"),
-        (lambda: _Source(lambda t_s: NAN), "power_w: 0 sample(s) are not NaN"),
         (
-            lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
-            "replay of trace read 0 W, so the readings are not valid; record it again",
+            0.0,
+            Provenance.MEASURED,
+            "test of gpu 0 read 0 W, so the readings are not valid; record the",
         ),
         (
-            lambda: _Source(lambda t_s: 50 * min(t_s, 0.1), "joules"),
-            "test of bench did not change in ",
+            0.0,
+            Provenance.REPLAYED,
+            "test of gpu 0 read 0 W, so the readings are not valid; record it",
         ),
+        (math.nan, Provenance.MEASURED, "power_w: 0 sample(s) are not NaN"),
     ],
 )
-def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):
-    with EnergyMeter([source()], sample_s=0.002) as meter:
-        idle = meter.idle(0.02)
-        with meter.window("work") as work:
-            time.sleep(0.15)
+def test_no_power_is_no_reading(watts, provenance, said):
+    meter = _metered([{"watts": watts}] * 9, provenance=provenance)
+    idle, work = Window("idle", 0.0, 4.0), Window("work", 4.0, 8.0)
     (row,) = meter.measurements(work, idle=idle, tokens=5)
     assert (row.metric, row.status, row.estimate) == ("energy", Status.UNSUPPORTED, None)
     assert row.message.startswith(said)

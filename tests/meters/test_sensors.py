@@ -18,19 +18,6 @@ def _refuse(*_):
     raise _Refused("Driver Not Loaded")
 
 
-def _nvml(**own):
-    """A driver of one GPU of an older generation, whose functions may be replaced."""
-    usual = {
-        "NVMLError": _Refused,
-        "NVML_FI_DEV_POWER_INSTANT": 186,
-        "nvmlInit": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (7, 5),
-    }
-    return SimpleNamespace(**usual | own)
-
-
 NO_DRIVER = SimpleNamespace(NVMLError=_Refused, nvmlInit=_refuse)
 
 
@@ -98,55 +85,48 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, er
 
 
 @pytest.mark.parametrize(
-    ("name", "joules", "watts"),
+    ("name", "major", "period_s", "joules", "watts"),
     [
-        ("nvml_counter", 5, math.nan),
-        ("nvml_power_instant", math.nan, 80),
-        ("nvml_power", math.nan, 70),
+        ("nvml_counter", 9, 0.1, 5, math.nan),
+        ("nvml_power_instant", 9, 0.1, math.nan, 80),
+        ("nvml_power", 7, 0.1, math.nan, 70),
+        ("nvml_power", 8, 1.0, math.nan, 70),  # newer ones give means of a second
     ],
 )
-def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name, joules, watts):
+def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
+    tmp_path, name, major, period_s, joules, watts
+):
+    """The driver of two GPUs, of which it refuses to read the first."""
     answers = {name, "nvml_power"}  # ways in which it answers
 
     def asked(way, value):
         return value if way in answers else _refuse()
 
-    def fields(handle, numbers):
+    def fields(gpu, numbers):
         assert numbers == [186]
-        refused = 0 if "nvml_power_instant" in answers else 3
-        return [SimpleNamespace(nvmlReturn=refused, value=SimpleNamespace(uiVal=80000))]
+        value = SimpleNamespace(uiVal=80_000 if "nvml_power_instant" in answers else 0)
+        return [SimpleNamespace(nvmlReturn=0 if answers else 3, value=value)]
 
-    nvml = _nvml(
+    nvml = SimpleNamespace(
+        NVMLError=_Refused,
+        NVML_FI_DEV_POWER_INSTANT=186,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index or _refuse(),
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: (major, 0),
         nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000),
         nvmlDeviceGetFieldValues=fields,
         nvmlDeviceGetPowerUsage=lambda gpu: asked("nvml_power", 70000),
     )
-    (source,) = find_sources(tmp_path, nvml).sources
-    assert source.name == name
+    found = find_sources(tmp_path, nvml)
+    assert found.missing["NVIDIA (NVML)"].startswith("gpu 0 reports neither energy nor power")
+    (source,) = found.sources
+    assert (source.name, source.of, source.period_s) == (name, "gpu 1", period_s)
     reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
     answers.clear()
     lost = source.read()
     assert math.isnan(lost.joules) and math.isnan(lost.watts)
-
-
-@pytest.mark.parametrize(("major", "period_s"), [(7, 0.1), (8, 1.0), (9, 1.0)])
-def test_of_several_gpus_each_is_read_that_can_be_and_newer_ones_give_means_of_a_second(
-    tmp_path, major, period_s
-):
-    nvml = _nvml(
-        nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 0,  # not supported
-        nvmlDeviceGetFieldValues=_refuse,
-        nvmlDeviceGetPowerUsage=lambda gpu: _refuse() if gpu == 1 else 70_000,
-        nvmlDeviceGetCudaComputeCapability=lambda gpu: (major, 0),
-    )
-    found = find_sources(tmp_path, nvml)
-    assert [(one.name, one.of, one.period_s) for one in found.sources] == [
-        ("nvml_power", "gpu 0", period_s),
-        ("nvml_power", "gpu 2", period_s),
-    ]
-    assert found.missing["NVIDIA (NVML)"].startswith("gpu 1 reports neither energy nor power")
 
 
 @pytest.mark.parametrize(

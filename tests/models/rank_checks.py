@@ -1,6 +1,5 @@
 """The checks of attention on every rank, against one process in float64; the tests assert their results."""
 
-import contextlib
 import functools
 from unittest import mock
 
@@ -15,6 +14,7 @@ from nanolib.models.attention.reference import causal_mask, masked_attention, re
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
+from tests.models.inputs import qkv
 
 
 def check(_):
@@ -22,37 +22,28 @@ def check(_):
     torch.manual_seed(0)
     return {
         "errors": dict([*_decode_errors(), *_sequence_errors()]),
-        "rounds": _rounds(),
-        "bytes": _bytes(),
+        "traffic": _traffic(),
         "profiled": _profiled(),
         "messages": _messages(),
     }
 
 
 def _decode_shapes(world):
-    """Name, batch, heads, kv_heads, q_len, keys per rank."""
+    """Batch, heads, kv_heads, q_len, keys per rank."""
     empty, uneven = [0] * (world - 1), [17 * rank + 3 * (world == 1) for rank in range(world)]
     return (
-        ("grouped", 1, 8, 2, 1, Sharding.contiguous(257, world)),
-        ("batch 3, several queries", 3, 8, 2, 5, Sharding.contiguous(100, world)),
-        ("one key, on the first rank", 1, 4, 4, 1, Sharding.from_lengths([1, *empty])),
-        ("one key, on the last rank", 3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
-        ("uneven, the first empty", 2, 8, 8, 3, Sharding.from_lengths(uneven)),
+        (1, 8, 2, 1, Sharding.contiguous(257, world)),
+        (3, 8, 2, 5, Sharding.contiguous(100, world)),
+        (3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
+        (2, 8, 8, 3, Sharding.from_lengths(uneven)),
         # the first query sees none of the last rank's keys
-        (
-            "four queries",
-            1,
-            4,
-            2,
-            4,
-            Sharding.from_lengths([*(4 for _ in empty), 3 + (world == 1)]),
-        ),
+        (1, 4, 2, 4, Sharding.from_lengths([*(4 for _ in empty), 3 + (world == 1)])),
     )
 
 
 def _decode_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
-    for what, batch, heads, kv_heads, q_len, layout in _decode_shapes(world):
+    for batch, heads, kv_heads, q_len, layout in _decode_shapes(world):
         for dtype in (torch.float32, torch.bfloat16):
             q = torch.randn(batch, heads, q_len, 16).to(dtype)
             k, v = torch.randn(2, batch, kv_heads, layout.total, 16).to(dtype).unbind()
@@ -62,44 +53,33 @@ def _decode_errors():
                 for given in (None, layout):
                     out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
                     assert out.dtype == dtype and out.shape == q.shape
-                    name = (
-                        f"decode {what} {dtype} {algorithm} {'with' if given else 'without'} layout"
-                    )
+                    shape = f"{batch} {heads}:{kv_heads} {q_len} over {layout.pieces}"
+                    name = f"decode {shape} {dtype} {algorithm} layout={given is not None}"
                     yield name, relative_error(out, expected)
 
 
 def _sequence_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
-    without_overlap = functools.partial(ring_attention, overlap=False)
-    for heads, kv_heads, causal, total in (
-        (8, 2, True, 101),
-        (8, 8, False, 101),
-        (8, 8, True, 5),
-        (8, 8, True, 96),
-    ):
-        q, k, v, grad = (
-            torch.randn(2, count, total, 16) for count in (heads, kv_heads, kv_heads, heads)
-        )
-        whole = [x.double().requires_grad_() for x in (q, k, v)]
+    for kv_heads, causal, total in ((2, True, 101), (8, False, 101), (8, True, 5), (8, True, 96)):
+        whole = qkv(2, 8, kv_heads, total, total)
         mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
         expected = masked_attention(*whole, mask)
+        grad = torch.randn(expected.shape)
         expected.backward(grad.double())
         for algorithm, attend, shard in (
             ("ring", ring_attention, Sharding.contiguous),
-            ("ring without overlap", without_overlap, Sharding.contiguous),
             ("zigzag", ring_attention, Sharding.zigzag),
             ("ulysses", ulysses_attention, Sharding.contiguous),
         ):
-            if algorithm == "ulysses" and heads % world:
+            if algorithm == "ulysses" and 8 % world:
                 continue
             layout = shard(total, world)
-            mine = [layout.take(x, rank).clone().requires_grad_() for x in (q, k, v)]
+            mine = [layout.take(x.detach(), rank).clone().requires_grad_() for x in whole]
             out = attend(*mine, causal=causal, layout=layout)
             out.backward(layout.take(grad, rank))
-            key = f"{algorithm} {heads}:{kv_heads} causal={causal} n={total}"
-            if out.numel():
-                part = layout.take(expected.detach(), rank)
-                yield f"{key} out", relative_error(out.detach(), part)
+            key = f"{algorithm} 8:{kv_heads} causal={causal} n={total}"
+            part = layout.take(expected.detach(), rank)
+            yield f"{key} out", relative_error(out.detach(), part)
             for name, x, reference in zip("qkv", mine, whole, strict=True):
                 # Compared with the whole gradient: on the very first positions those of q and k are exactly zero.
                 difference = x.grad.double() - layout.take(reference.grad, rank)
@@ -107,14 +87,14 @@ def _sequence_errors():
                 yield f"{key} gradient of {name}", float(error)
 
 
-def _calls(algorithms, total, q_len, batch, heads, head_dim):
-    """Algorithm, its call without gradients, and its traffic: decoding by `algorithms`, then a whole sequence."""
+def _calls():
+    """Algorithm, its call, and its traffic of a megabyte and more: decoding, then a whole sequence."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    layout = Sharding.contiguous(total, world)
-    shape = {"batch": batch, "heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
-    q, k, v = torch.randn(3, batch, heads, layout.length(rank), head_dim).unbind()
-    queries = torch.randn(batch, heads, q_len, head_dim)
-    for name in algorithms:
+    layout, q_len, heads, head_dim = Sharding.contiguous(2048, world), 256, 8, 64
+    shape = {"batch": 1, "heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
+    q, k, v = torch.randn(3, 1, heads, layout.length(rank), head_dim).unbind()
+    queries = torch.randn(1, heads, q_len, head_dim)
+    for name in ALGORITHMS:
         call = functools.partial(
             tree_attention_decode, queries, k, v, algorithm=name, layout=layout
         )
@@ -125,37 +105,26 @@ def _calls(algorithms, total, q_len, batch, heads, head_dim):
         yield f"whole {name}", call, traffic_of(name, layout, **shape)
 
 
-def _rounds():
-    """Algorithm → collectives and exchanges of a call, and by formula."""
+@torch.no_grad()
+def _traffic():
+    """Algorithm → collectives and exchanges of a call, bytes that the interface counts, and both by formula."""
     found = {}
     names = ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv")
-    for algorithm, call, traffic in _calls(ALGORITHMS, 64, 1, 2, 8, 16):
-        with contextlib.ExitStack() as stack, torch.no_grad():
-            spies = [
-                stack.enter_context(mock.patch.object(dist, name, wraps=getattr(dist, name)))
-                for name in names
-            ]
+    for algorithm, call, traffic in _calls():
+        spies = {name: mock.Mock(wraps=getattr(dist, name)) for name in names}
+        with mock.patch.multiple(dist, **spies):
             call()
-        found[algorithm] = [sum(spy.call_count for spy in spies), traffic.rounds]
+        rounds = sum(spy.call_count for spy in spies.values())
+        counted = count_bytes(call, calls=2)
+        found[algorithm] = [rounds, counted, traffic.rounds, sum(traffic.sent)]
     return found
 
 
-@torch.no_grad()
-def _bytes():
-    """Algorithm → bytes that the interface counts, and by formula; payloads of a megabyte and more."""
-    algorithms = ("three_allreduce", "fused", "gather")
-    return {
-        algorithm: [count_bytes(call, calls=2), sum(traffic.sent)]
-        for algorithm, call, traffic in _calls(algorithms, 2048, 256, 1, 8, 64)
-    }
-
-
 def _profiled():
-    """Part of the profiled decode → how often three calls timed it."""
+    """Part of the profiled decode → how often a call timed it."""
     q, k, v = torch.randn(1, 8, 1, 16), *torch.randn(2, 1, 2, 100, 16).unbind()
     timer = Timer()
-    for _ in range(3):
-        profiled_tree_attn_decode(q, k, v, timer)
+    profiled_tree_attn_decode(q, k, v, timer)
     return {name: len(times) for name, times in timer.seconds.items()}
 
 
@@ -173,7 +142,6 @@ def _messages():
     for start, attend, v, given in (
         ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
         ("v: shape", decode, x[..., :4], {}),
-        ("k, v: are torch.float32 and torch.bfloat16", decode, x.bfloat16(), {}),
         ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
         (
             f"layout: has {world} ranks, 3 positions on this rank; {both}",

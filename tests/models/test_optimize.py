@@ -9,7 +9,6 @@ from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
-from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.run.case import timed_call_ms
@@ -29,19 +28,6 @@ def _eager_backend(monkeypatch):
 
 
 IDS = torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(0))
-
-
-def test_checkpointing_changes_no_gradient_and_keeps_less(model):
-    peaks = {}
-    for name in ("eager", "checkpoint"):
-        step = Training(model, IDS, name, 0.0)
-        assert step.difference() < 1e-6
-        assert model.checkpointing == (name == "checkpoint")
-        step()  # the optimizer's states are there from now on
-        with peak_memory("cpu", *model.parameters()) as peak:
-            step()
-        peaks[name] = peak.live
-    assert peaks["checkpoint"] < peaks["eager"]
 
 
 @pytest.mark.parametrize(

@@ -40,32 +40,26 @@ def test_every_rank_gets_what_one_process_gets_in_float64(answers):
             assert error <= limit, (rank, name, error)
 
 
-def test_ranks_meet_as_often_as_the_formula_says(answers):
+def test_ranks_meet_and_send_as_the_formula_says(answers):
     for answer in answers:
-        for algorithm, (seen, formula) in answer["rounds"].items():
-            assert seen == formula, algorithm
-
-
-def test_the_interface_counts_the_bytes_of_the_formula(answers):
-    if len(answers) == 1 or answers[0]["bytes"]["fused"][0] is None:
-        pytest.skip("this system gives ranks no network of their own")
-    for algorithm, (counted, formula) in answers[0]["bytes"].items():
-        assert formula >= len(answers) * 2**20 / 2, algorithm
-        assert 1 <= counted / formula <= 1.05, algorithm
+        for algorithm, (rounds, counted, formula, sent) in answer["traffic"].items():
+            assert rounds == formula, algorithm
+            # some systems give ranks no network of their own
+            if len(answers) > 1 and counted is not None:
+                assert 1 <= counted / sent <= 1.05, algorithm
 
 
 def test_a_profiled_decode_times_its_components_and_the_wait_before_each_exchange(answers):
-    names = "shard_kv local_attention num_den final_output"
-    components = [f"comp_{name}" for name in names.split()]
-    components += ["comm_max_lse", "comm_sum_den", "comm_sum_num"]
-    waits = {"wait": 9} if len(answers) > 1 else {}
+    names = "comp_shard_kv comp_local_attention comm_max_lse comp_num_den comm_sum_den comm_sum_num"
+    counts = dict.fromkeys([*names.split(), "comp_final_output"], 1)
+    waits = {"wait": 3} if len(answers) > 1 else {}
     for answer in answers:
-        assert answer["profiled"] == dict.fromkeys(components, 3) | waits
+        assert answer["profiled"] == counts | waits
 
 
 def test_every_rank_refuses_bad_input_before_anything_is_sent(answers):
     for answer in answers:
-        assert len(answer["messages"]) == 7
+        assert len(answer["messages"]) == 6
         for start, message in answer["messages"]:
             assert message.startswith(start)
 
@@ -117,14 +111,6 @@ def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     monkeypatch.setattr(ulysses, "Ranks", lambda *_: SimpleNamespace(world=3))
     with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
         ulysses_attention(*qkv(1, 4, 2, 2, 2))
-
-
-def test_a_rank_without_keys_has_gradients_of_zero():
-    q, k = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 0, 4)
-    lse = torch.full((1, 2, 3), -torch.inf)
-    grads = plain_gradients(q, q, torch.zeros_like(q), lse, k, k, False)
-    assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape]
-    assert not grads[0].any()
 
 
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once

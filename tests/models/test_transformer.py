@@ -62,16 +62,10 @@ def test_the_first_loss_on_text_is_that_of_a_uniform_guess_and_training_lowers_i
     assert losses[-5:].mean() < losses[0] - 1.5
 
 
-def test_the_same_seed_gives_the_same_model_and_leaves_the_global_generator_alone():
+def test_a_seed_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    weights = (_tiny().parameters() for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(*weights, strict=True))
+    _tiny()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_too_many_tokens_are_refused():
-    with pytest.raises(BadInput, match="ids: 65 tokens exceed context_length 64"):
-        _tiny()(torch.zeros(1, 65, dtype=torch.long))
 
 
 @pytest.mark.parametrize("size", [0, 1.5, True, "8"])
@@ -80,12 +74,10 @@ def test_random_ids_need_whole_sizes(size):
         generate_random_batch(size, 8, vocab_size=256)
 
 
-def test_a_users_corpus_is_read_and_a_missing_one_refused(tmp_path):
+def test_a_users_corpus_is_read_and_one_that_is_too_short_refused(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"abcdef")
     data = text.load(str(file))
     assert bytes(data.numpy()) == b"abcdef"
-    with pytest.raises(BadInput, match=r"corpus: .*missing.* does not exist"):
-        text.load(str(tmp_path / "missing"))
     with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
         next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))

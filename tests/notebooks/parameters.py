@@ -64,12 +64,7 @@ def _literal(value):
     """As Python writes it, strings in double quotes, and several dicts of a list on a line each."""
     if isinstance(value, list) and len(value) > 1 and isinstance(value[0], dict):
         return "[\n" + "".join(f"    {_literal(item)},\n" for item in value) + "]"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    if isinstance(value, dict):
-        items = (f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
-        return "{" + ", ".join(items) + "}"
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value).replace("'", '"')
 
 
 def new_notebook(name, section):

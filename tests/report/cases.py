@@ -1,7 +1,7 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
 from nanolib.measurement import Flag, Measurement, exact
-from tests.report.rows import SIZES, ended, interval, with_endings
+from tests.report.rows import SIZES, interval
 
 
 def timed(scope, low, ms, high, **rest):
@@ -28,17 +28,6 @@ def quality_case(target, losses, steps=400):
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
     factors = {"name": f"w {target}", "pattern": "window", "target": target}
     return SIZES | factors | {"seeds": 5, "steps": steps}, found
-
-
-def attention_rows(times, failed=()):
-    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
-    cases = []
-    for (name, seq_len), ms in times.items():
-        tiles = 0.4 if name.startswith("dense") else 0.8
-        cases.append(attention_case(name, 0.95 * ms, ms, 1.05 * ms, tiles, seq_len=seq_len))
-    for name, seq_len, *ending in failed:
-        cases.append((SHAPE | {"name": name, "seq_len": seq_len}, [ended(*ending)]))
-    return with_endings(cases)
 
 
 MODEL = SIZES | {"attention_type": "dense", "name": "tiny", "optimization": "eager"}
@@ -73,7 +62,7 @@ CORES = (Flag.OVERSUBSCRIBED,)
 
 def fp8_case(size, precision, low, ms, high, **changes):
     factors = {
-        "preset": "p",
+        "preset": f"preset {size}",
         "name": f"size {size}",
         "mode": "inference",
         "precision": precision,
@@ -93,33 +82,7 @@ def parity_case(recipe, verdict, difference, control=False, steps=400, **rest):
     return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
 
 
-def rated(name, low, achieved, high, moved=1e5):
-    factors, found = attention_case(name, 9, 10, 11)
-    return factors, [
-        *found,
-        exact("flops", 4e6, scope="forward"),
-        exact("bytes", moved, scope="forward"),
-        interval("flops_per_second", low, achieved, high, scope="forward"),
-    ]
-
-
-def _ceiling(metric, scope, rate):
-    return {"ceiling": scope, "device": "cpu"}, [Measurement(metric, rate, scope=scope)]
-
-
-CEILINGS = [
-    _ceiling("ceiling_flops", "float32", 1e11),
-    _ceiling("ceiling_bytes", "copy", 1e10),
-]
-
-
 DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
-
-
-def layer_case(operations):
-    details = {"operations_ms": operations}
-    total = sum(operations.values())
-    return DECODE, [interval("layer_time", total, total, total, scope="b", details=details)]
 
 
 def warmup_process(direction, process, times, needed=2.0, message=""):

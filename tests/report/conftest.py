@@ -6,8 +6,9 @@ import pytest
 
 from nanolib.store import Run, Store
 from tests.features import results
-from tests.report.rows import MACHINE, in_turns, with_endings
+from tests.report.rows import in_turns, with_endings
 from tests.shown import VERDICTS
+from tests.store.rows import MACHINE
 
 
 @pytest.fixture(scope="session")

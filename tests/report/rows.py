@@ -5,14 +5,6 @@ import sqlite3
 from nanolib.measurement import Flag, Measurement, Status
 from nanolib.store.schema import TRACE_TABLES
 
-MACHINE = {
-    "machine_id": "m1",
-    "cpu": "A <b>CPU</b>",
-    "cores": 2,
-    "ram_gib": 8,
-    "gpus": [],
-    "dtypes": {},
-}
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 ](http://x)"
@@ -55,15 +47,12 @@ def elsewhere(file):
 
 
 # Experiment → the factor whose value tells baselines, how it begins, what they are called, and what a group shares.
-_GROUPS = {
-    "attention": (
-        "name",
-        ("dense", "flash_attn"),
-        "{name}",
-        "seq_len batch_size dtype causal device",
-    ),
-    "model": ("optimization", "eager", "eager {dtype}", "attention_type seq_len batch_size mode"),
-    "fp8": ("precision", "bfloat16", "bfloat16", "name mode compiled seq_len batch_size"),
+_NAMES = {"name", "optimization", "precision", "dtype"}  # cases that differ in these share a group
+# Experiment → the factor that tells baselines, and how it begins.
+_BASELINES = {
+    "attention": ("name", ("dense", "flash_attn")),
+    "model": ("optimization", "eager"),
+    "fp8": ("precision", "bfloat16"),
 }
 
 
@@ -78,9 +67,8 @@ def in_turns(experiment, cases):
 def _gains(experiment, factors, rows, cases):
     for base, title in _baselines(experiment, factors, rows, cases):
         for own in rows:
-            if own is base or not own.metric == base.metric == "latency":
-                continue
-            if own.scope == base.scope or (experiment == "distributed" and _same_call(own, base)):
+            is_timed = own is not base and own.metric == base.metric == "latency"
+            if is_timed and (own.scope == base.scope or experiment == "distributed"):
                 yield _gain(own, base, title)
 
 
@@ -88,20 +76,20 @@ def _baselines(experiment, factors, rows, cases):
     """The rows with which those of a case were taken in turns, each with its name."""
     if experiment == "distributed":  # the calls of one launch
         return [(row, row.scope) for row in rows]
-    factor, begins, title, shape = _GROUPS.get(experiment, ("",) * 4)
-    if factor not in factors or "pattern" in factors:
+    if experiment not in _BASELINES:
         return []
+    factor, begins = _BASELINES[experiment]
     return [
-        (row, title.format(**other))
+        (row, f"eager {other['dtype']}" if experiment == "model" else other[factor])
         for other, others in cases.values()
-        if other is not factors and other.get(factor, "").startswith(begins)
-        if all(other.get(name) == factors.get(name) for name in shape.split())
+        if other is not factors and _shape(other) == _shape(factors)
+        if other.get(factor, "").startswith(begins)
         for row in others
     ]
 
 
-def _same_call(own, base):
-    return own.scope.partition(" ")[2] == base.scope.partition(" ")[2].removesuffix("rank")
+def _shape(factors):
+    return {name: value for name, value in factors.items() if name not in _NAMES}
 
 
 def _gain(own, base, title):
@@ -109,3 +97,10 @@ def _gain(own, base, title):
     flags = tuple({*own.flags, *base.flags} & {Flag.BUSY_MACHINE})
     rest = {"method": "rounds", "scope": f"{own.scope} over {title}", "flags": flags}
     return interval("speed_up", *(None if end != end else end for end in ends), **rest)
+
+
+def points(chart, *columns):
+    """The values of some columns of a chart's data, where a line has the first of them."""
+    data = chart.to_dict()["datasets"].values()
+    lines = [line for lines in data for line in lines if columns[0] in line]
+    return [tuple(line.get(column) for column in columns) for line in lines]

@@ -5,8 +5,10 @@ import math
 import pytest
 
 from nanolib.experiments.attention.findings import attention_table
-from nanolib.measurement import LEARNING_STEPS
-from tests.report.cases import CEILINGS, attention_case, quality_case, rated, timed
+from nanolib.measurement import Measurement, exact
+from tests.report.cases import attention_case, quality_case, timed
+from tests.report.rows import interval
+from tests.shown import CHARTS
 
 ABOUT = "Non-causal, batch 3, float32"
 
@@ -102,8 +104,13 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     ],
 )
 def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
-    cases = [*CEILINGS, rated("dense", 0.99 * rate, rate, 1.01 * rate, moved=moved)]
-    line = _line(say("attention", cases), "Forward is")
+    peaks = [Measurement("ceiling_flops", 1e11, scope="float32")]
+    peaks.append(Measurement("ceiling_bytes", 1e10, scope="copy"))
+    factors, found = attention_case("dense", 9, 10, 11)
+    found += [exact("flops", 4e6, scope="forward"), exact("bytes", moved, scope="forward")]
+    ends = 0.99 * rate, rate, 1.01 * rate
+    found.append(interval("flops_per_second", *ends, scope="forward"))
+    line = _line(say("attention", [({"ceiling": "both"}, peaks), (factors, found)]), "Forward is")
     assert said in line and ("nano doctor" in line) == (moved == 1e5)
 
 
@@ -111,22 +118,25 @@ def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
     ("tuned", "said"),
     [
         (
-            {"fine_tuned": (0.01, 0.3, 0.5)},
-            "increases the loss, and after a fine-tune it increases the loss: +0.600 [+0.500 … +0.800] "
-            "and +0.300 [+0.010 … +0.500] nats/byte",
+            (0.01, 0.3, 0.5),
+            "increases the loss: +0.600 [+0.500 … +0.800] and +0.300 [+0.010 … +0.500] nats/byte",
         ),
-        (
-            {"fine_tuned": (-0.5, -0.3, 0.0)},
-            "increases the loss, and after a fine-tune it makes no clear difference to the loss: ",
-        ),
+        ((-0.5, -0.3, 0.0), "makes no clear difference to the loss: "),
     ],
 )
-def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned, said):
-    costs = {0.9: (0.5, 0.6, 0.8), 0.5: (0.1, 0.2, 0.4)}
-    cases = [quality_case(target, tuned | {"replaced": ends}) for target, ends in costs.items()]
-    lines = say("attention", [*cases, attention_case("dense", 9, 10, 11)])
-    line = _line(lines, "trained decoder")
-    assert said in line and line.endswith(" nats/byte with 5 seeds, and the dense loss is 2.00.")
+def test_what_a_pattern_costs_is_compared_with_zero_unless_its_mask_removes_nothing(
+    say, tuned, said
+):
+    dense, costs = attention_case("dense", 9, 10, 11), {0.9: (0.5, 0.6, 0.8), 0.5: (0.1, 0.2, 0.4)}
+    cases = [
+        quality_case(target, {"replaced": ends, "fine_tuned": tuned})
+        for target, ends in costs.items()
+    ]
+    line = _line(say("attention", [*cases, dense]), "trained decoder")
+    assert f" increases the loss, and after a fine-tune it {said}" in line
+    assert line.endswith(" nats/byte with 5 seeds, and the dense loss is 2.00.")
+    line = _line(say("attention", [quality_case(0.0, {"replaced": tuned}), dense]), "loss")
+    assert line.startswith("The loss of window was not measured: the mask removes no pairs.")
 
 
 def test_each_run_and_device_is_named_where_there_are_several(say):
@@ -157,26 +167,19 @@ def test_ones_own_attention_is_told_at_the_longest_length(say, ends, said):
     assert _line(say("attention", cases), "own x").startswith(f"{ABOUT}: {said}")
 
 
-def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say):
-    cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (64, 128)]
-    cases += [attention_case("window", 4, 5, 6, sparsity=0.0, seq_len=n) for n in (128, 64)]
-    lines = say("attention", cases)
+def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say, measured):
+    cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (64, 128, 256)]
+    nothing = [attention_case("window", 4, 5, 6, sparsity=0.0, seq_len=n) for n in (128, 64)]
+    lines = say("attention", cases + nothing)
     assert "The mask of window removes no pairs at 64 and 128 tokens" in _line(lines, "The mask of")
     assert not any("Sparse attention is faster" in line for line in lines)
+    drawn = str(CHARTS["attention_speed_up"](measured("attention", cases + nothing)).to_dict())
+    assert "sparse attention was not timed in turns" in drawn
+    little = attention_case("window", 4, 5, 6, sparsity=0.001, seq_len=256)
+    first = say("attention", [*cases, *nothing, little])[0]
+    assert "Sparse attention is faster than every dense kernel at 256 tokens" in first
     alone = say("attention", [attention_case("window", 4, 5, 6)])
     assert "was not compared with dense attention: no dense kernel" in alone[0]
-
-
-@pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
-def test_a_loss_counts_after_enough_steps_and_a_mask_that_removes_nothing_has_none(say, steps):
-    cases = [quality_case(0.5, {"replaced": (0.1, 0.2, 0.4)}, steps=steps)]
-    dense = attention_case("dense", 9, 10, 11)
-    line = _line(say("attention", [*cases, dense]), "loss")
-    short = f"The loss of sparse attention was not measured: {steps} training steps are "
-    assert line.startswith(short) == (steps < LEARNING_STEPS)
-    empty = quality_case(0.0, {"replaced": (0.1, 0.2, 0.4)}, steps=LEARNING_STEPS)
-    line = _line(say("attention", [empty, dense]), "loss")
-    assert line.startswith("The loss of window was not measured: the mask removes no pairs.")
 
 
 def test_a_speed_up_is_bounded_by_the_tiles_that_dense_attention_computes(measured):

@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.measurement import Provenance
 from tests.report.cases import fp8_case, parity_case
-from tests.report.rows import ended
+from tests.report.rows import ended, points
 from tests.shown import CHARTS
 
 REST = ". No clear difference between FP8 and bf16 for size 1."
@@ -36,7 +36,9 @@ def test_why_fp8_gives_no_time_is_said(say):
     assert say("fp8", reasons[1:])[0] == f"FP8 speed was not measured: {why}."
 
 
-def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):
+def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(
+    say, measured
+):
     recipe = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
     lines = say("fp8", [recipe, parity_case("off_by_2", "worse", 0.5, control=True)])
     assert lines[0] == (
@@ -46,19 +48,4 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
     assert not any("known-bad" in line for line in lines)
     lines = say("fp8", [recipe, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
     assert any("did not detect off by 2 as known-bad: these" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("steps", "provenance", "sure"),
-    [
-        (400, Provenance.MEASURED, True),
-        (20, Provenance.MEASURED, False),
-        (400, Provenance.EMULATED, False),
-    ],
-)
-def test_a_point_of_a_short_or_emulated_training_is_hollow(measured, steps, provenance, sure):
-    rest = {"steps": steps, "provenance": provenance}
-    rows = measured("fp8", [parity_case("row_wise", "equivalent", 0.0005, **rest)])
-    datasets = CHARTS["fp8_parity"](rows).to_dict()["datasets"].values()
-    points = [point for points in datasets for point in points if "series" in point]
-    assert points and all(point["sure"] == sure for point in points)
+    assert points(CHARTS["fp8_parity"](measured("fp8", [recipe])), "sure") == [(False,)]

@@ -40,6 +40,7 @@ def ids(both):
 def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_both(
     both, ids, tmp_path
 ):
+    """The list of features has the names of all files of a report, with its pictures."""
     every, runs = both.shown(ids)
     newest = overview.newest_machine(every, runs)
     assert set(newest["experiment"]) == set(every["experiment"]) == {"warmup", "fp8"}
@@ -58,6 +59,10 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     asked = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
     for finding in (finding for section in asked for finding in section.verdict(newest)):
         assert finding.text.split("(")[0].split("[")[0] in said
+    (tmp_path / "fp8_notes.md").touch()  # a user's own
+    build(both, both.resolve("warmup"), tmp_path, SECTIONS, pictures=False)
+    assert [file.name for file in tmp_path.glob("fp8*")] == ["fp8_notes.md"]
+    assert (tmp_path / "warmup_summary.csv").exists()
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(both, ids):

@@ -1,30 +1,16 @@
 import json
-import re
 
 import pytest
 
 from nanolib.experiments import ALL, MEASURING
-from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Measurement, Status
+from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Status
 from nanolib.paths import checkout
-from nanolib.report import export, overview, page
+from nanolib.report import overview, page
 from nanolib.report.theme import is_empty
 from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
-from tests.features import results
-from tests.report.cases import attention_rows
-from tests.report.rows import EVIL, MACHINE, in_turns
 from tests.shown import CHARTS, SECTIONS
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Stored runs of each notebook, and a newer one whose texts try to break out."""
-    with Store(results(tmp_path_factory.mktemp("stored"))) as opened:
-        times = {("dense (flash)", 256): 1.0, ("window 64", 256): 2.0}
-        failed = [("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)]
-        rows = in_turns("attention", attention_rows(times, failed))
-        opened.add(Run("attention", MACHINE, label=EVIL, rows=rows, run_id="evil"))
-        yield opened
+from tests.store.rows import MACHINE
 
 
 def test_an_empty_database_makes_a_page_and_charts_that_say_so(tmp_path):
@@ -35,34 +21,6 @@ def test_an_empty_database_makes_a_page_and_charts_that_say_so(tmp_path):
     for name, draw in CHARTS.items():
         text = json.dumps(draw(rows).to_dict())
         assert "not measured" in text or "no " in text, name
-
-
-def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
-    """The list of features has the names of all files of a report, with its pictures."""
-    ids = store.resolve("attention")
-    index = page.build(store, ids, tmp_path / "report", SECTIONS, pictures=False)
-    text = index.read_text()
-    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
-    assert "<script>alert(1)" not in text and "A <b>CPU</b>" not in text
-    assert text.count("<script>") == 2
-    markdown = (index.parent / "profiling_report.md").read_text()
-    assert "<script>" not in markdown and not re.search(r"(?<!\\)\]\(http", markdown)
-    profile = json.loads((index.parent / "attention_profile.json").read_text())
-    assert len(profile["measurements"]) == len(store.measurements(["evil"]))
-    (index.parent / "attention_notes.md").touch()  # a user's own
-    page.build(store, store.resolve("warmup"), index.parent, SECTIONS, pictures=False)
-    assert [file.name for file in index.parent.glob("attention*")] == ["attention_notes.md"]
-    assert (index.parent / "warmup_summary.csv").exists()
-
-
-@pytest.mark.parametrize(("ending", "headers"), [(".csv", 1), (".md", 2)])
-def test_an_export_has_a_line_for_every_row(store, tmp_path, ending, headers):
-    target = tmp_path / f"share{ending}"
-    with pytest.raises(BadInput, match="there are no runs"):
-        export.write(store, [], target)
-    export.write(store, ["evil"], target)
-    lines = target.read_text().strip().splitlines()
-    assert len(lines) == len(store.measurements(["evil"])) + headers
 
 
 def test_the_glossary_explains_every_flag_as_the_report_does():

@@ -3,14 +3,10 @@
 import pytest
 
 from nanolib.run import sweep
-from nanolib.store import Store
 from tests.run import sample_experiment as sample
+from tests.store.conftest import store
 
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "results.sqlite") as opened:
-        yield opened
+__all__ = ["measure", "store"]
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from nanolib.run import group, memory_plan
 from tests.run import sample_experiment as sample
 from tests.run.sample_experiment import ends, statuses
 
-DIED = {"exit": "the process exited with code 0", "kill": "the process was killed by SIGKILL"}
-
 
 @pytest.fixture
 def measure_group(measure):
@@ -37,48 +35,47 @@ def test_every_case_has_its_speed_up_over_each_baseline_of_its_own_group(measure
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "isolation"),
+    ("isolation", "failing"),
     [
-        ("error before", "error", "none"),
-        ("error within", "error", "none"),
-        ("unsupported before", "unsupported", "none"),
-        ("slow within", "timeout", "none"),
-        ("loses within", "error", "none"),  # the others go on in their own process
-        ("slow within", "timeout", "process"),
-        ("stuck within", "timeout", "process"),
-        ("exit before", "error", "process"),
-        ("kill before", "error", "process"),
-        ("kill within", "error", "process"),
+        (
+            "none",
+            {
+                "error before": ("error", "ValueError: two lines"),
+                "error within": ("error", "ValueError: two lines"),
+                "unsupported before": ("unsupported", "no such device here"),
+                "slow within": ("timeout", "the case ran longer than case_timeout_s 5"),
+            },
+        ),
+        # the others go on in their own process
+        ("none", {"loses within": ("error", "Lost: an assertion on the device")}),
+        ("process", {"stuck within": ("timeout", "the case ran longer than case_timeout_s 5")}),
+        ("process", {"exit before": ("error", "the process exited with code 0")}),
+        ("process", {"kill within": ("error", "the process was killed by SIGKILL")}),
     ],
 )
 def test_a_case_that_fails_affects_no_other_case(
-    measure_group, monkeypatch, tmp_path, name, status, isolation
+    measure_group, monkeypatch, tmp_path, isolation, failing
 ):
     monkeypatch.setattr(group, "_GRACE_S", 0.5)
     monkeypatch.setattr(sample, "LOST", [])
-    limit_s = 5.0 if status == "timeout" else 20.0
+    limit_s = 5.0 if "timeout" in dict(failing.values()) else 20.0
     rest = {"isolation": isolation, "case_timeout_s": limit_s, "folder": str(tmp_path)}
-    run = measure_group("base", name, "slower", **rest)
-    assert statuses(run) == {"base": "ok", name: status, "slower": "ok"}
+    run = measure_group("base", *failing, "slower", **rest)
+    found = ends(run)
+    assert found.status.to_dict() == {"base": "ok", "slower": "ok"} | {
+        name: status for name, (status, _) in failing.items()
+    }
     assert ("slower", "work over base") in dict(_speed_ups(run))
     rows = run.measurements().query("metric == 'flops'")
-    assert list(rows["factor.behavior"]) == ["base", name, "slower"]  # earlier rows stay
-    assert (tmp_path / f"{name}.calls").read_text() == "x"
-    for kind, message in DIED.items():
-        if name.startswith(kind):
-            assert ends(run).message[name] == message
+    assert list(rows["factor.behavior"]) == ["base", *failing, "slower"]  # earlier rows stay
+    for name, (_, message) in failing.items():
+        assert (tmp_path / f"{name}.calls").read_text() == "x"
+        assert found.message[name].startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("name", "isolation"),
-    [
-        ("short before", "none"),
-        ("short after", "none"),
-        ("short within", "process"),
-    ],
-)
-def test_a_case_that_runs_out_of_memory_is_measured_again_alone(measure_group, name, isolation):
-    run = measure_group("base", name, "slower", isolation=isolation)
+@pytest.mark.parametrize("name", ["short before", "short within", "short after"])
+def test_a_case_that_runs_out_of_memory_is_measured_again_alone(measure_group, name):
+    run = measure_group("base", name, "slower")
     assert statuses(run) == {"base": "ok", name: "ok", "slower": "ok"}
     flags = run.measurements().query("metric == 'latency'").set_index("factor.behavior")["flags"]
     assert Flag.SEQUENTIAL in flags[name] and Flag.SEQUENTIAL not in flags["base"]

@@ -28,8 +28,7 @@ def met(measure, store, monkeypatch):
 
         monkeypatch.setattr(sweep, "watch_cpus", watched)
         monkeypatch.setattr(provenance, "find_interference", lambda device: list(before))
-        behaviors = [f"ok {number}" for number in range(max(1, len(loads)))]
-        run = measure(*behaviors, resume=resume)
+        run = measure(*(f"ok {number}" for number in range(4)), resume=resume)
         run.finish()
         flags = run.measurements().groupby("factor.behavior")["flags"].agg(list)
         return flags.to_dict(), store.runs().interference[0]
@@ -38,23 +37,21 @@ def met(measure, store, monkeypatch):
 
 
 def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_says_so(met, capsys):
-    flags, lines = met(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY, QUOTA)
+    before = ["others use 60%"]
+    flags, lines = met(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY, QUOTA, before=before)
     met_others = [[Flag.BUSY_MACHINE], [], [Flag.BUSY_MACHINE]]  # duration, FLOPs, latency
     met_quota = [[Flag.THROTTLED], [], [Flag.THROTTLED]]
     quiet = [[], [], []]
     assert flags == {"ok 0": met_others, "ok 1": quiet, "ok 2": met_others, "ok 3": met_quota}
     assert lines == [
+        *before,
         "during 2 of 4 cases other processes, or a hypervisor, took up to 40% of the CPUs",
         "during 1 of 4 cases a CPU quota of 0.5 cores slowed this process down",
     ]
     printed = capsys.readouterr().err
     assert all(f"not a quiet machine: {line}" in printed for line in lines)
-
-
-def test_a_run_that_goes_on_keeps_what_it_met_before(met):
-    _, first = met(BUSY, before=["others use 60%"])
-    _, then = met(before=["others use 30%"], resume=True)
-    assert then == [*first, "others use 30%"] and len(first) == 2
+    _, then = met(before=["others use 30%"], resume=True)  # it keeps what it met before
+    assert then == [*lines, "others use 30%"]
 
 
 def _flagged(load, *rows):
@@ -84,8 +81,8 @@ def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, i
     assert _flagged(QUIET, row) == [row]
 
 
-@pytest.mark.parametrize(("flags", "load"), [((Flag.BUSY_MACHINE,), QUIET), ((), BUSY)])
-def test_what_is_computed_from_a_timing_has_its_flags(flags, load):
-    timing = replace(_LATENCY, flags=flags, details={"others_share": 0.5})
+def test_what_is_computed_from_a_timing_has_its_flags():
     rate = Measurement("flops_per_second", 1.0, scope="forward")
-    assert _flagged(load, timing, rate)[1].flags == flags
+    for flags, load in (((Flag.BUSY_MACHINE,), QUIET), ((), BUSY)):
+        timing = replace(_LATENCY, flags=flags, details={"others_share": 0.5})
+        assert _flagged(load, timing, rate)[1].flags == flags

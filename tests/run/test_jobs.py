@@ -15,18 +15,20 @@ SCENARIOS = ["distributed-memory", "distributed-million-tokens", "distributed-wh
 BUSY = "not a quiet machine: others use cpu"
 
 
-def test_a_command_says_first_that_the_machine_is_busy_and_ctrl_c_starts_no_other_job(
+def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
     tmp_path, monkeypatch
 ):
     begun, said = [], []
 
     def run(job, command, watch):
         begun.append(job.title)
+        watch(), watch()
         if len(begun) == 2:
             raise KeyboardInterrupt
         return 1
 
     monkeypatch.setattr(notebooks, "find_interference", lambda device: [f"others use {device}"])
+    monkeypatch.setattr(notebooks, "lock_owner", lambda device, ours: "process 7 (model)")
     monkeypatch.setattr(notebooks, "_run_papermill", run)
     monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
     jobs = plan(ALL, SCENARIOS, {}, {})
@@ -34,25 +36,12 @@ def test_a_command_says_first_that_the_machine_is_busy_and_ctrl_c_starts_no_othe
     assert begun == SCENARIOS[:2] and said[0] == BUSY
     statuses = [result.status for result in results]
     assert statuses == [RunStatus.FAILED, RunStatus.INTERRUPTED, "not started"]
+    waits = "waiting for cpu: in use by process 7 (model)"
+    assert [line for line in said if waits in line] == [f"{one}: {waits}" for one in begun]
     summary = plan(ALL, ["summary"], {}, {})  # it measures nothing
     said.clear()
     notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
     assert said and BUSY not in said
-
-
-def test_a_command_without_a_terminal_says_once_that_it_waits(tmp_path, monkeypatch):
-    def run(job, command, watch):
-        watch(), watch()
-        return 1
-
-    said = []
-    monkeypatch.setattr(notebooks, "find_interference", lambda device: [])
-    monkeypatch.setattr(notebooks, "_run_papermill", run)
-    monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
-    monkeypatch.setattr(notebooks, "lock_owner", lambda device, ours: "process 7 (model)")
-    notebooks.run_jobs(plan(ALL, SCENARIOS[:1], {}, {}), notebooks.Command(tmp_path), said.append)
-    waits = f"{SCENARIOS[0]}: waiting for cpu: in use by process 7 (model)"
-    assert said.count(waits) == 1
 
 
 @pytest.mark.parametrize(

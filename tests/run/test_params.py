@@ -39,7 +39,7 @@ def test_what_papermill_hands_over_as_text_is_parsed(field, value, parsed):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("seq_lens: " + "[" * 3000, "is not valid YAML"),
+        ("seq_lens: " + "[" * 1000, "is not valid YAML"),
         ("- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
         ("on: 1", "contains {True: 1}, not"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
@@ -53,7 +53,7 @@ def test_a_broken_params_file_is_one_line(tmp_path, content, said):
 
 _ODD = ["", "0", "no such", None, True, -1, 0, 10**30, 1.5, float("nan"), 10**4000]
 _ODD += [
-    [*range(1, 100_000)],
+    [*range(1, 5000)],
     [],
     ["0"],
     [-1],
@@ -85,15 +85,9 @@ def _is_taken_or_refused(name, field, value):
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"seq_lens": [1, 2**20], "attention_types": DENSE, "budget_s": 1e-3, "causal": False},
-        {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "budget_s": 1e3},
-    ],
-)
-def test_parameters_survive_a_file_the_command_line_and_the_store(values):
-    made = _params("attention")(**values)
+def test_parameters_survive_a_file_the_command_line_and_the_store():
+    values = {"seq_lens": [1, 2**20], "attention_types": DENSE, "budget_s": 1e-3, "causal": False}
+    made = _params("attention")(**values, label="~ {a: [é 漢]} # 'x\": 1e-3", case_timeout_s=1e3)
     dumped = made.model_dump(mode="json")
     as_text = {
         name: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)

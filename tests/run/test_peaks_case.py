@@ -1,6 +1,7 @@
 """The notebooks of a command share peak rates, and a share includes the interval of its rate."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,15 @@ from tests.store.rows import make_run
 
 def test_a_share_includes_the_interval_of_the_peak_rate_too():
     latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
-    rate, share = rate_rows(latency, 5e7, "float32", {"float32": Interval(0.8e11, 1e11, 2e11)})
+    peaks = {"float32": Interval(0.8e11, 1e11, 2e11)}
+    rate, share = rate_rows(latency, 5e7, "float32", peaks)
     assert (rate.low, rate.estimate, rate.high) == pytest.approx((4e10, 5e10, 6.25e10))
     ends = 4e10 / 2e11, 0.5, 6.25e10 / 0.8e11
     assert (share.low, share.estimate, share.high) == pytest.approx(ends)
     assert "8e+10 … 2e+11" in share.message
+    _, share = rate_rows(replace(latency, low=None, high=None), 5e7, "float32", peaks)
+    assert (share.low, share.estimate, share.high) == (None, 0.5, None)
+    assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]
 
 
 def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
@@ -29,8 +34,8 @@ def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
     assert ceilings_of(store, run_id) == {"copy": Interval(3.0, 3.0, 3.0)}
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, together):
+@pytest.mark.parametrize("launch", ["a-command", ""])
+def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
 
     def measured(device, kind, budget_s, **_):
@@ -39,9 +44,7 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
         return Measurement(metric, next(numbers), 0.5, 1e3, 0.95, 2, **rest)
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", measured)
-    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-    if together:
-        monkeypatch.setenv(LAUNCH_VARIABLE, "a-command")
+    monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     found = []
     for budget_s in (0.01, 0.02):
         peaks = ceiling_cases("cpu", ["float32"], budget_s)
@@ -51,9 +54,9 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
         found.append(rows[rows["metric"] != "case_duration"].set_index("scope"))
         run.finish()
     first, second = found
-    assert set(first.index) == set(second.index) == {"float32", "copy"}
-    assert (first["estimate"].to_dict() == second["estimate"].to_dict()) == together
+    assert list(first["estimate"]) == [1.0, 2.0]
+    assert list(second["estimate"]) == ([1.0, 2.0] if launch else [3.0, 4.0])
     said = f"measured by run {first['run_id'].iloc[0][:8]} of the same command"
-    assert {said in text for text in second["message"]} == {together}
+    assert {said in text for text in second["message"]} == {bool(launch)}
     for row in second.itertuples():
         assert (row.low, row.high, tuple(row.samples)) == (0.5, 1e3, (1.0, 2.0))

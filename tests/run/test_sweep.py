@@ -1,6 +1,7 @@
 """A sweep stores each failure as a row, waits for other runs, and continues what was interrupted."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,14 +33,20 @@ def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(measure):
         "error": "error",
         "slow": "timeout",
         "nan": "error",
+        "huge": "oom_predicted",
         "ok": "ok",
     }
-    found = ends(measure(*expected, case_timeout_s=0.3))
+    run = measure(*expected, case_timeout_s=0.3)
+    found = ends(run)
     assert found.status.to_dict() == expected
     assert found.message["unsupported"] == "no such device here"
     assert found.message["error"] == "ValueError: two lines"
     assert "case_timeout_s 0.3; raise it" in found.message["slow"]
+    assert found.message["huge"].startswith("the case needs 1,099,511,627,776 MiB, over 90% of the")
     assert found.message["nan"].startswith("the case has rows that cannot be stored: Out of range")
+    assert "huge" not in set(run.measurements().query("metric == 'flops'")["factor.behavior"])
+    counts = "2 error, 1 ok, 2 oom, 1 oom_predicted, 1 timeout, 1 unsupported"
+    assert re.search(rf": {counts}; \d+ s inside cases$", repr(run))
 
 
 def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
@@ -82,12 +89,6 @@ def test_a_run_that_is_done_or_has_a_label_takes_no_other_label(measure, store):
     measure("ok", seed=1).finish()
     measure("ok", resume=True, seed=1, label="one")
     assert list(store.runs().label) == ["one", "two", "", "one"]
-
-
-def test_parameters_without_a_case_are_refused(measure, store):
-    with pytest.raises(BadInput, match="these parameters give no case"):
-        measure()
-    assert store.runs().empty
 
 
 _RUN = """
@@ -146,6 +147,8 @@ def test_a_killed_run_is_marked_at_the_next_start_and_its_case_is_tried_twice(
 
 
 def test_what_stops_a_run_is_written_into_it(measure, store, monkeypatch):
+    with pytest.raises(BadInput, match="these parameters give no case"):
+        measure()
     stop = threading.Event()
     stop.set()
     with pytest.raises(Canceled):
@@ -187,5 +190,6 @@ def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
         run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
         for case, seconds in zip(cases, times, strict=False):
             sweep.store_outcome(store, run_id, case, Outcome(seconds=seconds))
+    assert store.case_endings(run_id) == [("ok", 2, 7.0)]
     assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
     assert expected(budget_s=9.0) is None

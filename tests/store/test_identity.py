@@ -34,6 +34,8 @@ def test_a_process_is_known_by_its_machine_number_and_beginning(killed):
     assert gone(f"{host()}:{pid}:{float(began) - 5}"), "an earlier process of the same number"
     for elsewhere in (f"00000000:{pid}:{began}", ""):  # other machines are unknown
         assert not gone(elsewhere) and not alive(elsewhere)
+    for no_process in ("", "x:y", "9999999:1", "1:nan", "1:x:y"):
+        assert not alive(f"{host()}:{no_process}")
 
 
 def test_a_step_of_the_clock_ends_no_process(monkeypatch):
@@ -41,11 +43,6 @@ def test_a_step_of_the_clock_ends_no_process(monkeypatch):
     monkeypatch.setattr(psutil, "boot_time", lambda: boot + 3600)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: created + 3600)
     assert alive(name)
-
-
-@pytest.mark.parametrize("rest", ["", "x:y", "9999999:1", "1:nan", "1:x:y"])
-def test_what_names_no_process_is_dead(rest):
-    assert not alive(f"{host()}:{rest}")
 
 
 def test_a_run_whose_process_was_killed_is_interrupted_and_may_be_deleted(killed, store):

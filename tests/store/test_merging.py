@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.measurement import BadInput, Measurement, Status
+from nanolib.measurement import Measurement, Status
 from nanolib.store import Store
 from nanolib.store.schema import TRACE_TABLES
 from tests.features import results
@@ -90,12 +90,6 @@ def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_i
     ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(store.path.parent)])
     assert ended.exit_code == 2 and said in ended.output, ended.output
     assert ended.output.count("\n") == 1 and _contents(store.path) == before
-
-
-def test_a_missing_database_is_not_made_by_merging_it(store, tmp_path):
-    with pytest.raises(BadInput, match="does not exist"):
-        store.merge(tmp_path / "none.sqlite")
-    assert not (tmp_path / "none.sqlite").exists()
 
 
 def test_named_runs_and_old_ones_are_deleted_with_their_rows(tmp_path, store):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanolib.measurement import BadInput, Measurement, Status, exact
+from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.store.identity import process_name
 from tests.store.rows import LATENCY, make_run
 
@@ -59,13 +59,6 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
     for of, found in {"g": "b", "b": "a", "a": "", "ghf": "be"}.items():
         assert store.runs_before(of) == [*found]
     assert store.runs_before("gh", but="model") == ["b"]
-
-
-def test_the_cases_of_a_run_are_counted_and_their_seconds_added_up_by_status(store):
-    failed = Measurement("case_duration", 3.0, status=Status.ERROR, message="m")
-    rows = _cases("xz") | {"y": ({}, [failed, LATENCY])}
-    store.add(make_run("a", rows=rows))
-    assert sorted(store.case_endings("a")) == [("error", 1, 3.0), ("ok", 2, 2.0)]
 
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):

@@ -31,13 +31,9 @@ def test_whatever_a_run_and_a_measurement_hold_comes_back_as_it_was(store, text)
     factors = {"a": text, "b": details, "n": np.int64(8)}
     store.add(make_run("r", text, rows={"case": (factors, [row])}))
     (back,) = store.measurements(samples=True).to_dict("records")
-    expected = vars(row) | {
-        "run_id": "r",
-        "experiment": "attention",
-        "machine_id": "m1",
-        "case_id": "case",
-    }
-    expected |= {"label": text, "factor.a": text, "factor.n": 8, "factors": factors, "unit": "ms"}
+    of_run = {"run_id": "r", "experiment": "attention", "machine_id": "m1", "label": text}
+    of_case = {"case_id": "case", "factor.a": text, "factor.n": 8, "factors": factors, "unit": "ms"}
+    expected = vars(row) | of_run | of_case
     back["samples"], back["flags"] = tuple(back["samples"]), tuple(back["flags"])
     assert {name: back[name] for name in expected} == expected
     assert (store.runs().label[0], store.runs().status[0]) == (text, "done")

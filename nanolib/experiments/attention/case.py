@@ -10,6 +10,7 @@ from torch import Tensor
 from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
+from nanolib.meters.memory import MIB
 from nanolib.models import attention
 from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
@@ -24,6 +25,7 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 _ERROR_ROWS = 128
 # These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
+_UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -108,7 +110,8 @@ class AttentionCase(Case):
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+        rest = [f" {name}={value}" for name, value in self.options.items() if name in _UNNAMED]
+        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}{''.join(rest)}"
 
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
@@ -152,6 +155,13 @@ class AttentionCase(Case):
             return Plan(reason="the memory depends on the input or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return the predictions of formulas, and the planned peak memory of each call in MiB."""
+        predicted = self.formulas(ceilings)
+        for scope, peak in self.plan().peaks.items():
+            predicted[f"peak_memory_{scope.replace('_', ' + ')}"] = peak / MIB
+        return predicted
+
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
 
@@ -178,8 +188,7 @@ class AttentionCase(Case):
         nanolib tries the attention on a few tokens. It does not try `flex` or the user's code.
         """
         if self.attention_type == "flex":
-            backend = self.options.get("backend", "auto")
-            return flex.unsupported(self.device, self.backward, backend)
+            return flex.unsupported(self.device, self.backward, self._parsed.backend)
         if self.runs_code:
             return ""
         few = replace(self, seq_len=16, batch_size=1)

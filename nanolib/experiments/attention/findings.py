@@ -3,6 +3,7 @@
 The first finding answers the question of the notebook: when is sparse attention faster?
 """
 
+import re
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
@@ -45,7 +46,7 @@ _COLUMNS = (
     IntervalColumn("backward", "Backward, ms [95 %]", "latency", "backward"),
     Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
-    Column("peak_memory", "Peak memory, MiB", "peak_memory", "forward"),
+    Column("peak_memory", "Peak memory forward, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
     Column("relative_error", "", "relative_error", "forward"),
     Column("state", "State"),
@@ -116,6 +117,8 @@ _ORDERS = {
     "slower": "Dense attention is faster than sparse attention",
 }
 _NARROWER = "increase budget_s"
+# Only in these patterns, smaller tiles can remove more pairs.
+_BY_TILE = re.compile(r"\b(strided|random|top_k|block s=)")
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
     Order.ABOVE: "increases the loss",
@@ -132,14 +135,16 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         return explain_missing(rows, "attention", "Attention")
     groups = list(_split_groups(timed))
     findings = []
-    for about, group in groups:
-        findings += _compare_sparse(group, about)
+    for find in (_compare_sparse, _compare_own):
+        for about, group in groups:
+            findings += find(group, about)
     if not _has_mask(timed).any():
+        kinds = timed["is_dense"].map({True: "dense kernels", False: "your own attentions"})
         next_step = "add {kind: sparse, pattern: window} to attention_types"
         text = "Sparse attention was not measured"
-        findings.append(Finding(text, "only dense kernels were measured", next_step))
+        findings.append(Finding(text, f"only {join_words(kinds)} were measured", next_step))
     findings += _compare_losses(quality_table(rows))
-    for find in (_compare_own, _find_dense_masks, _find_fastest):
+    for find in (_find_dense_masks, _find_fastest):
         for about, group in groups:
             findings += find(group, about)
     return [*findings, *roofline_words(rows, "attention")]
@@ -229,7 +234,8 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     nothing = group[group["mask_is_dense"]]
     for name, lines in nothing.groupby("name", sort=False):
         where = _format_lengths(sorted(lines["seq_len"].unique()))
-        next_step = "reduce block_size, or use longer seq_lens"
+        other = "smaller block_size" if _BY_TILE.search(name) else "sparser pattern"
+        next_step = f"use longer seq_lens or a {other}"
         text = f"The mask of {name} removes no pairs {where}"
         yield Finding(text, "the comparison excludes such masks", next_step, about)
 

@@ -18,6 +18,7 @@ from nanolib.report.charts import (
     ROOFLINE_KEY,
     roofline_chart,
     scaling_chart,
+    series_names,
 )
 from nanolib.report.overview import join_words, rows_with_factor, why_empty
 from nanolib.report.plot import links, plot, point_columns
@@ -25,7 +26,7 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
 
-_OTHERS = ["batch_size", "dtype", "causal"]
+_OTHERS = ["batch_size", "dtype", "causal", "device"]
 _TIMED = {"forward": "forward", "backward": "backward"}
 _PARTS = ["forward", "backward", "mask"]
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-tune"}
@@ -35,28 +36,31 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     """Draw the smallest speed-up of a forward pass over the dense kernels, and the upper bound."""
     timed = drop_missing(attention_table(rows), "forward")
     table = drop_missing(timed, "speed_up")
-    table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
     title = "Speed-up of sparse over dense attention"
+    lacking = "sparse attention was not timed in turns with dense attention"
+    if len(table := table[~table["is_dense"]] if len(table) else table):
+        table, lacking = table[~table["mask_is_dense"]], "no mask removes a pair"
     if table.empty:
-        lacking = "sparse attention was not timed in turns with dense attention"
         return empty_chart(title, lacking if len(timed) else why_empty(rows, "attention"))
+    series, alike = series_names(table, _OTHERS, "")
+    ends = series + "  " if table["seq_len"].nunique() > 1 else ""  # Rows have names at the left.
     dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
     sparsity = table["sparsity"].map(", sparsity {:.0%}".format)
     sparsity = sparsity.where(table["sparsity"].notna(), "")
     data = pd.DataFrame(
         {
-            "series": table["name"],
+            "series": series,
             "x": table["seq_len"].astype(int),
             "pred": table["bound"],
             "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
-            "text": table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
+            "text": ends + table["speed_up"].map("{:.2f}×".format),
             "note": "over " + table["speed_up_baseline"] + sparsity,
             **point_columns(table, "speed_up", "y"),
         }
     )
     return plot(
         data,
-        title,
+        title + alike,
         subtitle=[
             f"Forward pass, timed in turns with {dense}. Smallest speed-up over any dense kernel.",
             "The time to build a reusable mask is excluded. Hollow: not settled, or a busy machine.",
@@ -73,17 +77,21 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
 def attention_parts(rows: pd.DataFrame) -> Drawing:
     """Draw forward, backward and mask time of each attention at the longest sequence length."""
     table = drop_missing(attention_table(rows), "forward")
+    title = "Attention time at the longest sequence length"
     if len(table):
-        table = table[table["seq_len"] == table["seq_len"].max()]
+        longest = table["seq_len"].max()
+        table = table[table["seq_len"] == longest]
+        series, alike = series_names(table, [*_OTHERS, "run_id"], "")
+        title += f"{alike}: {int(longest):,} tokens"
         total = table[_PARTS].sum(axis=1)
         text = total.map(format_number) + " ms"
-        table = table.assign(series=table["name"], total=total, text=text, **links(table))
+        table = table.assign(series=series, total=total, text=text, **links(table))
         table = table.sort_values("total")
         table = table.melt(["series", "text", "link_run", "link_n"], _PARTS, "part", "x")
         table = table[table["x"] > 0]
     return plot(
         table,
-        "Attention time at the longest sequence length",
+        title,
         "bars",
         unit="Median time (ms)",
         empty=why_empty(rows, "attention"),
@@ -117,6 +125,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
         subtitle=subtitle,
         unit="Loss minus dense loss (nats/byte)",
         xunit="Sparsity",
+        xfmt=".0%",
         fmt="+.2~f",
         ref=0.0,
     )

@@ -1,6 +1,5 @@
 """Draw the charts and build the findings of the distributed notebook."""
 
-import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -217,7 +216,7 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
         return Finding(text, which, about=about, compared=compared)
     order, gain = Estimate.of(best, "gain").compare_to(ONE), times(best, "gain")
     text = f"{what} is {'faster' if order is Order.ABOVE else 'slower'} on {ranks} than on one"
-    share = percent(best, "efficiency", math.inf)
+    share = percent(best, "efficiency")
     evidence = f"the speed-up is {gain}, {share} of perfect scaling"
     if order is Order.NO_DIFFERENCE:
         text, evidence = unclear(f"{ranks} and one rank for {what.lower()}", gain)

@@ -13,7 +13,6 @@ from torch.utils import benchmark
 from torch.utils.benchmark.utils import common
 
 GUARD = 0.03  # the change from which anything is called; the same for all, so that the rules alone differ
-_VALUE_S = 0.1  # pyperf: one value is the mean over at least so long
 
 
 def pyperf_compare(a, b):
@@ -25,7 +24,7 @@ def pyperf_compare(a, b):
     return y.mean() / x.mean() if differs else 1.0
 
 
-def _values(calls, value_s=_VALUE_S):
+def _values(calls, value_s=0.1):
     per_value = max(1, math.ceil(value_s / float(np.median(calls))))
     whole = len(calls) // per_value
     return calls[: whole * per_value].reshape(whole, per_value).mean(axis=1)

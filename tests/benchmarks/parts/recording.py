@@ -18,15 +18,13 @@ from nanolib.ab.schedule import (
     REL_CI,
     TIMED,
     WARM_UP_S,
-    _compare,
     block_calls,
     ends_after,
     is_precise_enough,
     next_look,
     precise_enough,
 )
-from nanolib.stats.compare import THRESHOLD, Kind
-from nanolib.stats.intervals import TooFewSamples
+from nanolib.ab.versions import checked_out
 from tests.ab.conftest import Repository
 from tests.benchmarks.parts.neighbors import busy_neighbors
 from tests.benchmarks.parts.peers import GUARD
@@ -37,23 +35,19 @@ UNITS = list(VERSIONS.values())
 # Of interleaved blocks of two versions, in each pair of processes.
 WINDOW_S = Settings.budget_s * TIMED / PROCESS_PAIRS
 IN_A_ROW_S = 1.0  # of calls, per version
-BEYOND = (Kind.REGRESSED, Kind.IMPROVED)
-
-
-def tag(version):
-    """The git tag of one of `VERSIONS`."""
-    return f"units-{list(VERSIONS).index(version)}"
 
 
 @contextlib.contextmanager
-def repository():
-    """A repository whose revisions differ in how many units of work they do."""
+def work_versions():
+    """Revisions of a repository that differ in how many units of work they do, checked out."""
     source = (Path(__file__).parent / "work.py").read_text()
+    tags = [f"units-{at}" for at in range(len(UNITS))]
     with tempfile.TemporaryDirectory() as folder:
         made = Repository(Path(folder))
-        for version, units in VERSIONS.items():
-            made.commit(tag(version), source.replace("UNITS = 100", f"UNITS = {units}"))
-        yield made.folder
+        for tag, units in zip(tags, UNITS, strict=True):
+            made.commit(tag, source.replace("UNITS = 100", f"UNITS = {units}"))
+        with checked_out(tags, made.folder) as versions:
+            yield versions
 
 
 @dataclass
@@ -80,8 +74,8 @@ class Recording:
     """
 
     generations: list[Generation]
-    fork_server_s: float = 0.0
-    fork_s: float = 0.0
+    fork_server_s: float
+    fork_s: float
 
 
 def request(work):
@@ -91,10 +85,10 @@ def request(work):
 
 def record(versions, work, loaded, seconds):
     """Both ways of collecting in turn, in processes that are often replaced."""
-    recording, forks = Recording([]), []
+    generations, forks = [], []
     with busy_neighbors(loaded), Processes(versions, 120, fork=True) as sides:
         end = time.monotonic() + seconds
-        while time.monotonic() < end or len(recording.generations) < PROCESS_PAIRS:
+        while time.monotonic() < end or len(generations) < PROCESS_PAIRS:
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:
@@ -104,15 +98,16 @@ def record(versions, work, loaded, seconds):
             calls = block_calls(call_ms)
             pairs = _interleaved(processes, calls, len(processes) / 2 * WINDOW_S)
             in_a_row = [_in_a_row(process, calls) for process in processes]
-            recording.generations.append(Generation(pairs, in_a_row))
+            generations.append(Generation(pairs, in_a_row))
             for process in processes:
                 process.ask(do="next")
-    recording.fork_s = float(np.median(forks))
+    print(
+        f"  recorded {work}: {len(generations)} sets of processes, call {call_ms:.1f} ms",
+        flush=True,
+    )
+    fork_s = float(np.median(forks))
     # the first had to be made
-    recording.fork_server_s = (forks[0] - recording.fork_s) * len(versions) / 2
-    sets = f"{len(recording.generations)} sets of processes"
-    print(f"  recorded {work}: {sets}, call {call_ms:.1f} ms", flush=True)
-    return recording
+    return Recording(generations, (forks[0] - fork_s) * len(versions) / 2, fork_s)
 
 
 def _interleaved(sides, calls, seconds):
@@ -150,50 +145,35 @@ def replay_ab(recording, units, rng, budget_s):
     return pairs
 
 
-def judge(pairs, threshold=THRESHOLD):
-    """Decide as `nano ab` does; it gives no verdict on too few pairs."""
-    try:
-        return _compare(pairs, Settings(threshold=threshold))
-    except TooFewSamples:
-        return None
-
-
-def is_called(verdict, units, kinds=(*BEYOND, Kind.SUSPECT)):
-    """Whether B is called slower, or faster if it does less."""
-    if verdict is None:
-        return False
-    return verdict.kind in kinds and (verdict.ratio > 1) == (units >= UNITS[0])
-
-
 def replay_peer(rule, recording, units, rng, length):
     """Whether the rule of another harness calls B slower, after so many series of A and then of B."""
     start = int(rng.integers(len(recording.generations)))
     order = [*recording.generations[start:], *recording.generations[:start]]
     parts = order[:length], order[length : 2 * length]
     a, b = (
-        np.concatenate([generation.calls[version] for generation in part]) / UNITS[version] / 1000
-        for version, part in zip(_two_versions(rng), parts, strict=True)
+        np.concatenate([generation.calls[version] for generation in part]) / 1000 * scale
+        for (version, scale), part in zip(_two_versions(units, rng), parts, strict=True)
     )
-    a, b = a * UNITS[0], b * units
     ratio = rule(a, b) if units >= UNITS[0] else rule(b, a)
     return ratio - 1 > GUARD
 
 
-def _two_versions(rng):
-    """Draw the versions that stand for A and B: any two, since what each does more is divided out.
+def _two_versions(units, rng):
+    """Draw the versions that stand for A and B, and how many times as long their work would take there.
 
-    A set of processes is one draw of their positions in memory. With either of two versions as A it
-    is two draws, around the truth.
+    They are any two, since what each does more is divided out. A set of processes is one draw of their
+    positions in memory. With either of two versions as A it is two draws, around the truth.
     """
-    return rng.choice(len(UNITS), 2, replace=False).tolist()
+    drawn = rng.choice(len(UNITS), 2, replace=False).tolist()
+    return [
+        (version, done / UNITS[version])
+        for version, done in zip(drawn, (UNITS[0], units), strict=True)
+    ]
 
 
 def _replay_processes(generation, units, rng, budget_s):
     """Take pairs of one pair of processes until they are precise enough or used up."""
-    a, b = (
-        generation.pairs[version] / UNITS[version] * done
-        for version, done in zip(_two_versions(rng), (UNITS[0], units), strict=True)
-    )
+    a, b = (generation.pairs[version] * scale for version, scale in _two_versions(units, rng))
     most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
     while n < most and not precise_enough(a[:n], b[:n], REL_CI):
         n = next_look(n)

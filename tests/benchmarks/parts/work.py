@@ -9,15 +9,9 @@ UNITS = 100
 
 torch.manual_seed(0)
 _matrix = torch.randn(160, 160)
-_size = {
-    "d_model": 64,
-    "num_heads": 2,
-    "num_kv_heads": 2,
-    "d_ff": 256,
-    "num_layers": 1,
-    "vocab_size": 256,
-}
-_config = NanoConfig.from_preset("decoder_tiny", **_size)
+_config = NanoConfig.from_preset(
+    "decoder_tiny", d_model=64, num_heads=2, num_layers=1, vocab_size=256
+)
 _model = create_model(_config, seed=0).eval()
 _PROMPT = 16
 _ids = torch.randint(0, 256, (1, _PROMPT))

@@ -51,21 +51,6 @@ def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
         assert case.runs_code and set(case.formulas()) == {"bytes"} and not case.plan().peaks
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ({"kind": "own"}, "attention_options.call: is missing; give a value"),
-        ({"kind": "own", "call": "not.there:f"}, "call: 'not.there:f' needs the module 'not'"),
-        ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function 'f'; name one"),
-    ],
-)
-def test_a_bad_name_is_refused_in_one_line(kind, said):
-    with pytest.raises(BadInput) as caught:
-        _case(kind)[1].look([])
-    (line,) = caught.value.lines
-    assert said in line
-
-
 def test_a_function_that_returns_something_else_is_refused():
     with pytest.raises(BadInput, match=r"returned NoneType; return shape \[1, 2, 48, 8\]"):
         case, _ = _case({"kind": "own", "call": "tests.models.inputs:returns_nothing"})

@@ -14,8 +14,8 @@ from tests.measuring import breakdown
 pytest.importorskip("transformers")
 N, BATCH = 20, 2
 BASE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
-ATTENTION = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-ATTENDS = BASE | ATTENTION | {"head_dim": 8, "max_position_embeddings": 128}
+ATTENDS = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+ATTENDS |= BASE | {"head_dim": 8, "max_position_embeddings": 128}
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 FULL, WINDOW = 2 * 2 * 8 * N, 2 * 2 * 8 * 15  # elements of a layer's keys and values per sequence
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
@@ -37,11 +37,6 @@ FAMILIES = {
     ),
     "Mamba": (BASE | {"state_size": 8}, 0, True),
     "Bamba": (ATTENDS | MAMBA2 | {"attn_layer_indices": [1]}, FULL, True),
-    "Jamba": (
-        BASE | ATTENTION | {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1},
-        FULL,
-        True,
-    ),
     "Qwen3Next": (
         ATTENDS
         | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}

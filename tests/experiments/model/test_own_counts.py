@@ -4,6 +4,7 @@ import pytest
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.look import look_at_code
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
 from nanolib.meters.flops import model_flops
@@ -25,7 +26,6 @@ def partly_frozen(frozen):
 """
 MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV_HEADS}  # fmt: skip
 MINE |= {"vocab_size": VOCAB, "context_length": 2048, "tie_embeddings": False}
-MODELS = {"hf:LlamaForCausalLM": HF, "hf:MistralForCausalLM": HF, "mine_for_counts:build": MINE}
 EXPERTS = HF | {"num_local_experts": 8, "num_experts_per_tok": 2}
 MISTRAL, MIXTRAL = "hf:MistralForCausalLM", "hf:MixtralForCausalLM"
 LINEAR = D * D + 2 * D * KV + D * D + 3 * D * FF  # weights of a block's products
@@ -52,10 +52,8 @@ def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
 @pytest.mark.parametrize(
     ("model", "options", "n", "batch", "seen"),
     [
-        *(
-            (model, options, 64, 1, 65) for model, options in MODELS.items()
-        ),  # the prompt and itself
-        *((model, options, 200, 3, 201) for model, options in MODELS.items()),
+        ("hf:LlamaForCausalLM", HF, 200, 3, 201),  # the prompt and itself
+        ("mine_for_counts:build", MINE, 200, 3, 201),
         (MISTRAL, HF | {"sliding_window": 16}, 40, 1, 16),
     ],
 )
@@ -83,15 +81,14 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "dtype", "n"),
+    ("model", "options", "dtype", "n", "mode"),
     [
-        ("hf:LlamaForCausalLM", HF, "float32", 2048),
-        (MISTRAL, HF | {"sliding_window": 256}, "float32", 1024),
-        (MIXTRAL, EXPERTS, "bfloat16", 1024),
-        (MIXTRAL, EXPERTS, "float32", 1024),
+        ("hf:LlamaForCausalLM", HF, "float32", 2048, "inference"),
+        (MISTRAL, HF | {"sliding_window": 256}, "float32", 1024, "training"),
+        (MIXTRAL, EXPERTS, "bfloat16", 1024, "training"),
+        (MIXTRAL, EXPERTS, "float32", 1024, "inference"),
     ],
 )
-@pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
     model, options, dtype, n, mode
 ):
@@ -143,12 +140,14 @@ def test_a_token_reads_the_experts_that_it_can_choose(batch, experts):
     assert case.formulas()["bytes"] == 2 * (LAYERS * block + D * VOCAB + NORMS + rest)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(frozen):
-    n, body, head = 16, 32 * 32, 32 * 256
-    said = _case("mine_for_counts:partly_frozen", {"frozen": frozen}, n, "training").formulas()
-    flops, learning = 6 * (body + head), 256 * 32 + body + head
-    if frozen:
-        flops, learning = 2 * body + 4 * head, head
-    assert said["flops"] == n * flops
-    assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
+def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states():
+    n, body, head, model = 16, 32 * 32, 32 * 256, "mine_for_counts:partly_frozen"
+    learns, frozen = (_case(model, {"frozen": frozen}, n, "training") for frozen in (False, True))
+    look_at_code(model, [learns.planned_as, frozen.planned_as])  # both in one process
+    for case, flops, learning in (
+        (learns, 6 * (body + head), 256 * 32 + body + head),
+        (frozen, 2 * body + 4 * head, head),
+    ):
+        said = case.formulas()
+        assert said["flops"] == n * flops
+        assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)

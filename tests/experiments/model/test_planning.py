@@ -4,26 +4,27 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import nanolib
-from nanolib.cli import main
 from nanolib.experiments.model import planner
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import Request, plan
-from nanolib.measurement import MemoryKind
+from nanolib.measurement import BadInput, MemoryKind
 from nanolib.meters.memory import LiveBytes
 from nanolib.models.training import next_token_loss
 from nanolib.models.user import logits_of
 from tests.experiments import own
 from tests.experiments.own import checked
+from tests.processes import invoked
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
-LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 256}
-MODELS = [("decoder_tiny", SMALL), ("hf:LlamaForCausalLM", LLAMA)]
+# A vocabulary of characters, into which no bytes of text fit, is planned all the same.
+LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 128}
+HF, TINY = "hf:LlamaForCausalLM", "decoder_tiny"
+MODELS = [(TINY, SMALL), (HF, LLAMA)]
 
 
 _ENDS = ((0, 1000), (1, 50), (0, 3), (1, 5000), (1, 40), (0, 60), (0, 500))
@@ -56,13 +57,13 @@ def test_each_batch_and_length_follows_to_the_byte_from_calls_that_are_followed_
             super().__init__(depth, *ats)
 
     monkeypatch.setattr(planner, "StackMemory", Counting)
-    context = "context_length" if model == "decoder_tiny" else "max_position_embeddings"
+    context = "context_length" if model == TINY else "max_position_embeddings"
     options, names = options | {context: 128}, ("inference", "training")
     plans = Planner(checked(model, 32, 4, options))
     for name in names:
         plans.use(name)
     assert sum(followed) == 2 * len(names)  # two lengths of each use
-    kind = "dense" if model == "decoder_tiny" else "own"
+    kind = "dense" if model == TINY else "own"
     for name, batch, length in (("inference", 700, 128), ("training", 1, 32), ("training", 5, 64)):
         case = ModelCase("cpu", "m", model, options, kind, length, batch, "float32", USES[name][0])
         assert plans.breakdown(name, batch, length).peak == case.plan().most
@@ -70,7 +71,7 @@ def test_each_batch_and_length_follows_to_the_byte_from_calls_that_are_followed_
 
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole():
     options = LLAMA | {"num_hidden_layers": 5, "tie_word_embeddings": True}
-    low, whole = (Planner(checked("hf:LlamaForCausalLM", 16, 2, options)) for _ in range(2))
+    low, whole = (Planner(checked(HF, 16, 2, options)) for _ in range(2))
     assert low.stack[1] == options["num_hidden_layers"]
     whole.__dict__["stack"] = "", 0
     for name in USES:
@@ -79,7 +80,7 @@ def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_who
 
 def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     options = SMALL | {"context_length": 32}
-    requests = [checked("decoder_tiny", 32, 4, options, ranks=ranks) for ranks in (1, 4)]
+    requests = [checked(TINY, 32, 4, options, ranks=ranks) for ranks in (1, 4)]
     alone, shared = (Planner(request).breakdown("training", 4, 32) for request in requests)
     for kind in (MemoryKind.WEIGHTS, MemoryKind.STATES):
         assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
@@ -90,18 +91,6 @@ def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     assert 0 <= shared.by_kind[MemoryKind.GATHERED] - gathered <= tables
     assert "4 ranks (FSDP, modelled)" in requests[1].title
     assert all(most % 4 == 0 for most in Planner(requests[1]).use("training").batches.values())
-
-
-@pytest.mark.parametrize(("model", "options"), MODELS)
-def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_it(model, options):
-    assert Planner(checked(model, 16, 2, options | {"vocab_size": 65})).use("inference").fits
-
-
-def test_checkpointing_keeps_less_and_sgd_has_no_states():
-    planner = Planner(checked("decoder_tiny", 64, 8, SMALL, optimizer="sgd"))
-    training, checkpointed = (planner.breakdown(name, 8, 64).by_kind for name in list(USES)[2:])
-    assert checkpointed[MemoryKind.SAVED] < training[MemoryKind.SAVED]
-    assert MemoryKind.STATES not in training
 
 
 @pytest.mark.parametrize(("model", "options"), MODELS)
@@ -137,17 +126,11 @@ def test_a_model_that_takes_too_long_is_not_planned_and_its_other_uses_are_not_t
         counted.append(of)
         raise TimeoutError("it takes over 60 s on tensors without data")
 
-    planner = Planner(checked("decoder_tiny", 16, 1, SMALL))
+    planner = Planner(checked(TINY, 16, 1, SMALL))
     planner.breakdown = count
     for name in ("inference", "training"):
         assert planner.use(name).refused.endswith("on tensors without data; lower seq_len")
     assert len(counted) == 1
-
-
-def test_it_is_public_and_says_what_is_missing():
-    found = nanolib.plan("decoder_tiny", "0.75MiB", seq_len=32, options=SMALL)
-    assert found.uses[0].memory == 3 * 2**18
-    assert "a smaller model, or more ranks with a sequence each" in str(found)
 
 
 def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, monkeypatch):
@@ -160,7 +143,7 @@ def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, mo
     monkeypatch.setattr(Planner, "_batches", lambda *_: iter(()))  # the search takes a minute
     shape, more = {"memory": "4MiB", "seq_len": 16}, {"num_hidden_layers": 2}
     found = plan(str(path), **shape, options=more)
-    wanted = plan("hf:LlamaForCausalLM", **shape, options=options | more)
+    wanted = plan(HF, **shape, options=options | more)
     assert [use.breakdown for use in found.uses] == [use.breakdown for use in wanted.uses]
     assert str(path) in found.title
     assert found.sentences[-1] == "The model does not read these fields of the file: ep_size, n_ctx"
@@ -168,7 +151,7 @@ def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, mo
 
 
 def test_one_token_has_no_token_to_decode_or_to_learn():
-    found = nanolib.plan("decoder_tiny", "1GiB", seq_len=1, options=SMALL)
+    found = nanolib.plan(TINY, "1GiB", seq_len=1, options=SMALL)
     refused = {use.name: use.refused for use in found.uses}
     assert not refused.pop("inference")
     assert set(refused.values()) == {"it needs at least two tokens; raise seq_len"}
@@ -183,6 +166,9 @@ class Short(torch.nn.Module):
     def forward(self, ids):
         assert ids.shape[1] <= 100 and ids.shape[0] <= 9
         return self.out(self.embed(ids) + self.at(torch.arange(ids.shape[1], device=ids.device)))
+class Fails(Short):
+    def forward(self, ids):
+        assert not self.out.weight.numel(), "never"
 """
 
 
@@ -192,67 +178,18 @@ def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
     (tmp_path / "limited.py").write_text(OWN)
     inference, _, training, _ = plan("limited:Short", "80GiB", seq_len=16).uses
     assert inference.batches == training.batches == {4: 9, 16: 9}
+    with pytest.raises(
+        BadInput, match=r"'limited:Fails' cannot be .*, because AssertionError: nev"
+    ):
+        plan("limited:Fails", "80GiB")
 
 
 SMALL_WORDS = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
-HF, TINY = "hf:LlamaForCausalLM", "decoder_tiny"
-FAILS = """
-import torch
-class fails(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(2, 2)
-    def forward(self, ids):
-        assert not self.weight.numel(), "never"
-"""
-BAD = {
-    "nope": "model: 'nope' is not a known preset",
-    "hf:Nope": "transformers has no model class 'Nope'",
-    "mymodule:build": "needs the module 'mymodule'",
-    "failing:fails": "model: 'failing:fails' cannot be planned, because AssertionError: never",
-    "nowhere.json": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
-    f"{TINY} --memory 5parsec": "memory: '5parsec' is not valid",
-    f"{TINY} --memory 80": "memory: '80' is not valid; use an amount such as 80GiB",
-    f"{TINY} --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
-    f"{TINY} --ranks 3 --batch-size 4": "ranks: must divide batch_size 4, got 3",
-    f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
-    f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
-    f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
-    f"{TINY} --seq-len {'9' * 20}": "nano: seq_len: ",
-    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is too long to plan a mask; use dense",
-    f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds context_length 64",
-    f"{TINY} --optimizer lion": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
-    f"{TINY} --attention-type flex": "flex has no plan (the memory counter cannot track",
-    f"{TINY} --attention-type odd": "attention_type: 'odd' is not a known attention kind",
-    f"{TINY} -p d_model=x": "d_model: Input should be a valid integer",
-    f"{TINY} -p dtype=bfloat16": "options: dtype is not an option of the model; use --dtype",
-    f"{TINY} --json nowhere/f.json": "nowhere is not a folder",
-    f"{HF} -p attention_type=x": "attention_type is not an option of the model; use --attention-type",
-    f"{HF} --attention-type sparse": f"attention_type: {HF} has its own attention; leave attention_type out",
-    f"{HF} --seq-len 9999": "shorten the sequence, or raise max_position_embeddings to 9999",
-    f"{HF} -p num_hidden_layers=-1": "must be at least 1",
-    f"{HF} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
-    f"{HF} -p foo=1": "'foo' is not a field of LlamaConfig",
-    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
-}
-
-
-def _plan(words):
-    given_memory = "" if "--memory" in words else " --memory 1GiB"
-    return CliRunner().invoke(main, f"plan {words}{given_memory}")
-
-
-@pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_one_line(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "failing.py").write_text(FAILS)
-    ended = _plan(words)
-    assert ended.exit_code == 2 and BAD[words] in ended.output, ended.output
-    assert len(ended.output.strip().splitlines()) == 1
 
 
 def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_path):
-    asked = f"{TINY} --memory 3MiB --seq-len 64 {SMALL_WORDS} --precision pure"
-    ended = _plan(f"{asked} --json {tmp_path / 'f.json'}")
+    asked = f"{TINY} --memory 3MiB --seq-len 64 {SMALL_WORDS} --precision pure --optimizer sgd"
+    ended = invoked("plan", *asked.split(), "--json", tmp_path / "f.json")
     assert ended.exit_code == 0, ended.output
     assert (
         "These uses fit: inference; decoding" in ended.output and "training needs " in ended.output
@@ -265,8 +202,12 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
     assert [use["use"] for use in found["uses"]] == list(USES)
     for use in found["uses"]:
         assert sum(use["kinds"].values()) == sum(p["bytes"] for p in use["parts"]) == use["bytes"]
-    ended = _plan(f"{TINY} --memory 1KiB {SMALL_WORDS}")
+    training, checkpointed = (use["kinds"] for use in found["uses"][2:])
+    assert checkpointed[MemoryKind.SAVED] < training[MemoryKind.SAVED]
+    assert MemoryKind.STATES not in training
+    ended = invoked("plan", TINY, "--memory", "1KiB", *SMALL_WORDS.split())
     assert ended.exit_code == 1 and "No use fits" in ended.output
+    assert "a smaller model, or more ranks with a sequence each" in ended.output
 
 
 def test_training_is_mixed_unless_a_dtype_is_given():

@@ -5,14 +5,14 @@ With it dispatch, autograd, dynamo, Triton and ptxas run for an H100. Memory and
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
+REHEARSAL = "NANOLIB_REHEARSAL"  # set where the stand-in is the GPU
 _LIBRARIES = re.compile(r"__cuda|cuda|cublas|cudnn|cusparse|cusolver|curand|nccl")
 # what the real runtime and libraries answer without a driver
 _REAL = re.compile(
-    r"__cuda(Register|Unregister|PopCall|PushCall)|cudnnGet(Version|Cudart|ErrorString|LastError)|cudaGetError(Name|String)|nccl\w*Error"
+    r"__cuda(Register|Unregister|PopCall|PushCall)|cudnnGet(Version|Property|Cudart|ErrorString|LastError)|cudaGetError(Name|String)|nccl\w*Error"
 )
 _NOT_SUPPORTED = re.compile(r"cudnn(Backend|Conv)")  # torch then takes another kernel
 
@@ -34,28 +34,19 @@ def build(packages, folder):
         *packages.glob("nvidia/*/include"),
         packages / "triton" / "backends" / "nvidia" / "include",
     ]
-    includes = [f"-I{each}" for each in headers]
+    options = ["-O1", "-w", "-shared", "-fPIC", *(f"-I{each}" for each in headers)]
     for name, sources in {
         "runtime.so": [HERE / "runtime.c", stubs],
         "libcuda.so.1": [HERE / "driver.c"],
         "libnvidia-ml.so.1": [HERE / "nvml.c"],
     }.items():
-        options = [
-            "-O1",
-            "-w",
-            "-shared",
-            "-fPIC",
-            *includes,
-            "-o",
-            folder / name,
-            *sources,
-            "-ldl",
-        ]
-        subprocess.run(["gcc", *options], check=True, timeout=300)
+        command = ["gcc", *options, "-o", folder / name, *sources, "-ldl"]
+        subprocess.run(command, check=True, timeout=300)
     return {
         "LD_LIBRARY_PATH": str(folder),
         "LD_PRELOAD": str(folder / "runtime.so"),
         "TRITON_LIBCUDA_PATH": str(folder),
+        REHEARSAL: "1",
     }
 
 
@@ -72,8 +63,3 @@ def _stubs(libraries):
         for name in stubbed
         if not _REAL.match(name)
     ]
-
-
-if __name__ == "__main__":
-    for variable in build(Path(sys.argv[1]), Path(sys.argv[2])).items():
-        print("export", "=".join(variable))
