@@ -173,7 +173,7 @@ def test_a_step_says_where_to_look_and_which_command_measures_it(change, metric,
 
 def test_a_case_is_missing_only_if_the_same_parameters_measured_it_before(store):
     run = _run(0, 10.0)
-    (factors, rows) = run.rows["c1"]
+    ((factors, rows),) = run.rows.values()
     lengths = [8, 16], [8], [8, 16], [8, 16]
     for at, (seq_lens, cases) in enumerate(zip(lengths, ("xy", "x", "xy", "x"), strict=True)):
         made = {name: (factors | {"name": name}, rows) for name in cases}
