@@ -1,7 +1,7 @@
 """Follow each case over the runs of a machine, and find the revisions that changed a metric."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -198,7 +198,8 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     """Compare runs with earlier runs of the same experiment, suite and machine.
 
-    Runs of `nano ab` are left out, because such a run is already a comparison.
+    Runs of `nano ab` are left out, because such a run is already a comparison. A case is missing
+    only if an earlier run with the same parameters has the case.
 
     Args:
         store: Store with the runs.
@@ -211,9 +212,19 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
+    then, now = (store.runs_of(ids)[["run_id", "params"]].to_numpy() for ids in (before, run_ids))
+    chosen = [_chosen(params) for _, params in now]
+    planned = [run_id for run_id, params in then if _chosen(params) in chosen]
+    is_common = base["case_id"].isin(current["case_id"])
+    base = base[is_common | base["run_id"].isin(planned)]
     current = current[current["experiment"].isin(base["experiment"])]
     known = repeats([store.figures("latency", sorted(set(current["machine_id"])), RECENT_RUNS)])
     return compare_rows(base, current, noise=noise_of(store, [*before, *run_ids]), repeats=known)
+
+
+def _chosen(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that choose and measure cases."""
+    return {name: value for name, value in params.items() if name not in ("label", "resume")}
 
 
 def table(found: Sequence[History]) -> pd.DataFrame:

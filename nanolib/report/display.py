@@ -15,6 +15,9 @@ from nanolib.report.theme import is_empty
 __all__ = ["Lines", "Table", "Tables", "show"]
 
 
+_EMPTY = "The table is empty."  # Such as the predictions of cases without a formula.
+
+
 class Table:
     """Table whose cells do not wrap. Readers can scroll a table that is too wide.
 
@@ -35,7 +38,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         if self.frame.empty:
-            return "<p>Nothing was measured.</p>"
+            return f"<p>{_EMPTY}</p>"
         sides = [_side(self.frame[name].astype(str)) for name in self.frame]
         rows = [_row("th", sides, self.frame.columns)]
         for line, length in zip(self.frame.to_numpy(), self.lengths, strict=True):
@@ -44,7 +47,7 @@ class Table:
         return f"<div {look}><table>{''.join(rows)}</table></div>"
 
     def __repr__(self) -> str:
-        return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
+        return _EMPTY if self.frame.empty else self.frame.to_string(index=False)
 
     def folded(self, title: str, is_open: bool) -> str:
         """Return the HTML of a section that readers can fold, with the title and the table."""

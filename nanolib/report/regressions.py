@@ -1,6 +1,7 @@
 """Report changes between two versions, between runs, and over all runs of each case."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -52,9 +53,10 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
         since: Comparison of the newest runs with earlier runs, or None if there is no earlier run.
         found: Histories of all timings.
     """
-    verdict, charts, tables = [], {}, {}
+    verdict, charts, tables = history_verdict(found), {}, {}
     if since is not None:
-        verdict += comparison_verdict(since)
+        compared = comparison_verdict(since)
+        verdict = verdict + compared if found else compared + verdict
         words = "A: earlier runs. B: the newest runs, measured at another time."
         charts["since_the_run_before"] = comparison_chart(
             since, "Changes since earlier runs", words
@@ -64,7 +66,7 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
             tables["Changed and inconclusive cases"] = table, table
     if found:
         charts["history"] = history_chart(found)
-    return Part("changes", "What changed?", verdict + history_verdict(found), charts, tables)
+    return Part("changes", "What changed?", verdict, charts, tables)
 
 
 def ab_comparison(rows: pd.DataFrame) -> Comparison:
@@ -118,8 +120,8 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
         _counts(found, "The newest runs were compared with earlier runs"),
-        *(Finding("The comparison has a limitation", noise) for noise in found.noise),
         *_changed(found),
+        *(Finding("The comparison has a limitation", noise) for noise in found.noise),
         Finding(drift, next_step="run nano ab REV_A REV_B to measure the two revisions in turns"),
     ]
 
@@ -147,17 +149,20 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
     """Draw ratios with their intervals, and the band of ratios that count as no change.
 
     Args:
-        found: Comparison. The chart shows the first 40 timings.
+        found: Comparison. The chart shows 40 timings, those that changed first.
         title: Title of the chart.
         subtitle: Sentence that names A and B.
     """
     timed = [line for line in found.lines if line.verdict]
+    timed.sort(key=lambda line: line.finding not in _VERBS)
     drawn = timed[:_MOST_SHOWN]
     shown = f" The chart shows {_MOST_SHOWN} of {len(timed)} timings."
     left_out = shown if len(timed) > _MOST_SHOWN else ""
     ends = pd.DataFrame([line.verdict.interval for line in drawn], columns=["low", "x", "high"])
+    # All timings are latencies, so their names do not need the metric.
+    names = [f"{line.machine} {line.name.replace(' latency', '')}".strip() for line in drawn]
     data = ends.assign(
-        series=strip_shared_words([f"{line.machine} {line.name}".strip() for line in drawn]),
+        series=_short_names(names, [line.experiment for line in drawn]),
         hue=[_HUES.get(line.finding, "rest") for line in drawn],
         text=[str(line.finding) for line in drawn],
     )
@@ -179,10 +184,18 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
     )
 
 
+def _short_names(names: Sequence[str], experiments: Sequence[str]) -> list[str]:
+    """Drop the factors that all names of an experiment share."""
+    short = pd.Series(names, dtype=str)
+    for _, group in short.groupby([*experiments]):
+        short[group.index] = strip_shared_words(list(group))
+    return list(short)
+
+
 def history_chart(found: list[History]) -> Drawing:
     """Draw each timing over its runs, relative to the first run. Changed timings have colors."""
     ordered = sorted(_by_name(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
-    short = strip_shared_words([name for name, _ in ordered])
+    short = _short_names([name for name, _ in ordered], [one.experiment for _, one in ordered])
     colored = hues(name for name, one in ordered if one.changes)
     parts = []
     for (name, one), label in zip(ordered, short, strict=True):

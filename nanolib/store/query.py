@@ -188,8 +188,8 @@ class Reader(Connection):
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
         """Return the IDs of the runs that precede the given runs.
 
-        A run is preceded by the last earlier run with the status `done` and the same experiment,
-        suite and machine.
+        A run is preceded by the last earlier run with the status `done`, the same experiment, suite
+        and machine, and at least one case in common that is not a peak rate.
 
         Args:
             run_ids: IDs of the runs.
@@ -199,6 +199,9 @@ class Reader(Connection):
             "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
             " WHERE runs.run_id = ? AND experiment != ? AND before.status = 'done'"
             " AND (before.started, before.rowid) < (runs.started, runs.rowid)"
+            " AND EXISTS (SELECT case_id FROM measurements WHERE run_id = before.run_id"
+            " AND json_extract(factors, '$.ceiling') IS NULL"
+            " INTERSECT SELECT case_id FROM measurements WHERE run_id = runs.run_id)"
             " ORDER BY before.started DESC, before.rowid DESC LIMIT 1"
         )
         found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)

@@ -174,3 +174,20 @@ def test_a_step_says_where_to_look_and_which_command_measures_it(change, metric,
     step = Change(3, *change)
     assert text in str(step)
     assert _history("dense", [], step, metric=metric).command == command
+
+
+def test_a_case_is_missing_only_if_the_same_parameters_measured_it_before(store):
+    run = _run(0, 10.0)
+    ((factors, rows),) = run.rows.values()
+    lengths = [8, 16], [8], [8, 16], [8, 16]
+    for at, (seq_lens, cases) in enumerate(zip(lengths, ("xy", "x", "xy", "x"), strict=True)):
+        made = {name: (factors | {"name": name}, rows) for name in cases}
+        params = {"seq_lens": seq_lens}
+        store.add(replace(run, run_id=f"run{at}", params=params, label=str(at), rows=made))
+
+    def missing(run_id):
+        lines = since_before(store, [run_id]).lines
+        return [line.case for line in lines if line.finding == "missing"]
+
+    assert missing("run1") == missing("run2") == []
+    assert [case.split()[0] for case in missing("run3")] == ["y"]

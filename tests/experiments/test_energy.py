@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.live import LivePower
-from nanolib.experiments.energy.view import energy_table, overhead_table
+from nanolib.experiments.energy.tables import energy_table, overhead_table
 from nanolib.meters.energy.source import read_trace
 from nanolib.store import Store
 from tests.experiments.own import TINY

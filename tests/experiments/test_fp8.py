@@ -5,7 +5,8 @@ import pytest
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import small_decoder
 from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_verdict
-from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table, verdict
+from nanolib.experiments.fp8.tables import numerics_table, parity_table, speed_table
+from nanolib.experiments.fp8.view import verdict
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
 from tests.measuring import rows_of

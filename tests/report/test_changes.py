@@ -1,5 +1,7 @@
 """What changed since earlier runs, and what a report says of runs and machines."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -76,11 +78,11 @@ def test_forty_ratios_are_drawn_in_the_band_of_no_change(count, shown):
     assert points(chart, "from", "to") == [(0.97, 1.03)]
 
 
-def test_five_changes_are_named_after_the_counts_and_what_limits_the_comparison():
+def test_five_changes_are_named_after_the_counts_and_before_what_limits_the_comparison():
     failed = Line("model", "x", "", "failed", message="why")
     lines = [failed, _line(9, Kind.EQUIVALENT, 1.0), *(_line(at) for at in range(5))]
     found = Comparison(worst_first(lines), True, 0.05, noise=["loud"])
-    counts, limit, *named, drift = comparison_verdict(found)
+    counts, *named, limit, drift = comparison_verdict(found)
     assert counts.evidence == "5 regressed, 1 failed, 1 equivalent" and limit.evidence == "loud"
     assert [finding.text for finding in named] == [
         f"model c{at} latency regressed" for at in range(5)
@@ -88,6 +90,8 @@ def test_five_changes_are_named_after_the_counts_and_what_limits_the_comparison(
     assert named[0].evidence == "+20.0% [+15.0% … +25.0%]" and "REV_A" in drift.next_step
     fewer = comparison_verdict(Comparison(worst_first(lines[:3]), True, 0.05))
     assert [str(finding) for finding in fewer[2:-1]] == ["model x failed: why."]
+    level, *rest = changes(found, [_history("c")]).verdict
+    assert "changed their level" in level.text and rest[-len(named) - 3].text == counts.text
     part, nothing = changes(found, [_history("c")]), changes(None, [])
     assert [*part.charts] == ["since_the_run_before", "history"] and part.tables
     assert not nothing.charts and not nothing.tables and "no history yet" in nothing.verdict[0].text
@@ -146,3 +150,14 @@ def test_intervals_that_touch_have_no_order_and_no_order_of_a_busy_machine_is_st
     assert busy.figures == tuple(many) and "e3 " in busy.evidence and "e4 " not in busy.evidence
     calm = Finding("Why?", "seen", "go", compared=comparing(*many[1:]))
     assert calm.without_busy_order() is calm and str(calm) == "Why?: seen. Next: go."
+
+
+def test_what_changed_is_drawn_before_what_is_not_clear_by_names_that_tell_cases_apart():
+    scopes = [f"{name} of 1024 B" for name in ("all_reduce", "all_gather")]
+    unclear = [_line(at, Kind.INCONCLUSIVE) for at in range(40)]
+    moved = replace(_line(0, Kind.IMPROVED), experiment="distributed", case="dense seq_len=32768")
+    moved = [replace(moved, metric=f"latency {scope}") for scope in scopes]
+    chart = comparison_chart(Comparison((*unclear, *moved), True, 0.05), "T", "A and B.")
+    drawn = points(chart, "series", "text")
+    assert [name for name, _ in drawn[:2]] == [f"distributed dense {scope}" for scope in scopes]
+    assert {text for _, text in drawn[2:]} == {"inconclusive"} and len(drawn) == 40

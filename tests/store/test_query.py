@@ -148,3 +148,10 @@ def test_what_is_newest_started_last_whenever_it_was_merged(store):
     store.update_run("m", status="failed")
     assert store.newest_runs() == ["a"]  # the newest run that is done
     assert store.cleanup_old_runs(None, max_runs=1) == ["z", "a"]
+
+
+def test_the_run_before_has_a_case_in_common_that_is_not_a_peak_rate(store):
+    peak = {"peak": ({"ceiling": "copy"}, [Measurement("case_duration", 1.0, n=1)])}
+    for run_id, names in {"a": "xy", "b": "z", "c": "y"}.items():
+        store.add(make_run(run_id, rows=_cases(names) | peak))
+    assert [store.runs_before(of) for of in "abc"] == [[], [], ["a"]]

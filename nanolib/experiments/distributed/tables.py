@@ -27,7 +27,12 @@ _SENT = (
     Column("relative_error", "", "relative_error"),
     Column("state", "State"),
 )
-_SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("algorithm", "Algorithm"))
+_SHAPE = (
+    Column("shape", "Ranks, dtype"),
+    Column("seq_len", "Seq len"),
+    Column("algorithm", "Algorithm"),
+)
+_BASELINE = "dense"  # Only one rank computes this algorithm. The other ranks are idle.
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
@@ -51,7 +56,7 @@ _PREFILL = (
 )
 PREFILL_COLUMNS = titles(_PREFILL)
 COMPONENT_COLUMNS = {
-    "ranks": "Ranks",
+    "shape": "Ranks, dtype",
     "seq_len": "Seq len",
     "algorithm": "Algorithm",
     "component": "Component",
@@ -95,7 +100,7 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     parts = rows["scope"].str.partition(" ")
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
     called = ["algorithm", "direction"]
-    return _make_lines(rows, named, "prefill_algorithms", called, _PREFILL, "dense ")
+    return _make_lines(rows, named, "prefill_algorithms", called, _PREFILL, f"{_BASELINE} ")
 
 
 def _make_lines(
@@ -118,9 +123,10 @@ def _make_lines(
     """
     table = case_rows(rows, [listed, "dtype", "nodes", "seq_len", "world_size"], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
-    table = _add_ranks(table.merge(timed, on=list(CASE), how="left"))
+    table = table.merge(timed, on=list(CASE), how="left")
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
     table["algorithm"] = table["algorithm"].fillna(table[listed].str.join(", "))
+    table = _add_ranks(table)
     table = table.drop(columns=listed).fillna(dict.fromkeys(called, ""))
     table = with_state(add_metric_columns(table, named, columns, [*CASE, *called]))
     table["call"] = table[called].agg(" ".join, axis=1)
@@ -135,7 +141,8 @@ def _make_lines(
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
     size, nodes = table["world_size"].astype(int), table["nodes"]
     on_nodes = nodes.map(" on {:.0f} nodes".format).where(nodes > 1, "")
-    return table.assign(world_size=size, ranks=size.astype(str) + on_nodes)
+    ranks = (size.astype(str) + on_nodes).mask(table["algorithm"] == _BASELINE, "1")
+    return table.assign(world_size=size, ranks=ranks, shape=ranks + ", " + table["dtype"])
 
 
 def find_limit(line: pd.Series) -> tuple[str, Pairs]:
@@ -175,7 +182,10 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     words = names[1].map(lambda name: " ".join(_WORDS.get(one, one) for one in name.split("_")))
     found = found.assign(algorithm=names[0], component=words)
     found = found[~names[1].isin(["compute", "communication"])].reset_index(drop=True)
-    spread = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
+    spread = []
+    for algorithm, details in zip(found["algorithm"], found["details"], strict=True):
+        ranks = details["ranks"][: 1 if algorithm == _BASELINE else None]
+        spread.append(pd.DataFrame(ranks)[["mean", "sd"]].mean())
     found = found.join(pd.DataFrame(spread))
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})

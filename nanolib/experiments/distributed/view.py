@@ -19,12 +19,20 @@ from nanolib.experiments.distributed.tables import (
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
-from nanolib.report.overview import cached, join_words, pick, rows_with_factor, why_empty
+from nanolib.report.overview import (
+    cached,
+    explain_missing,
+    join_words,
+    pick,
+    rows_with_factor,
+    why_empty,
+)
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
 from nanolib.report.theme import Drawing, empty_chart
 
+_NOT_VALID = frozenset({Flag.OVERSUBSCRIBED, Flag.BUSY_MACHINE})
 _SCALES = Estimate.exact(0.8)  # Above this efficiency, a finding advises more ranks.
 # For each limit of decoding, this table has the text and the next step of the finding.
 _LIMITS = {
@@ -58,12 +66,12 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     limits = ("limited by " + both["binds"]).replace(f"limited by {UNCLEAR}", "limit unclear")
     data = pd.DataFrame(
         {
-            "panel": _format_shapes(both),
+            "panel": _format_lengths(both) + ", " + both["dtype"],
             "series": both["algorithm"].str.replace("_", " "),
             "x": both["world_size"].astype(int),
             "pred": both["estimate"].fillna(start),
             "note": limits.where(both["binds"] != "", "").fillna("modelled"),
-            "sure": [Flag.OVERSUBSCRIBED not in flags for flags in both["flags"]],
+            "sure": [not _NOT_VALID.intersection(flags) for flags in both["flags"]],
             **point_columns(both, "latency", "y"),
         }
     )
@@ -72,7 +80,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
         title,
         subtitle=[
             "Slowest rank, 95 % intervals. Dashed: cost model.",
-            "Hollow: more ranks than cores, so the speed is not valid.",
+            "Hollow: more ranks than cores, or a busy machine, so the speed is not valid.",
         ],
         unit="Time per token (ms)",
         xunit="Number of ranks",
@@ -80,8 +88,8 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def _format_shapes(table: pd.DataFrame) -> pd.Series:
-    return "seq len " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
+def _format_lengths(table: pd.DataFrame) -> pd.Series:
+    return "seq len " + table["seq_len"].astype(int).map("{:,}".format)
 
 
 def decode_shares(rows: pd.DataFrame) -> Drawing:
@@ -92,20 +100,20 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
         return empty_chart(title, why_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
-    table = table[table["dtype"] == table["dtype"].iloc[0]]
+    ends = table[["ms", "ms_low", "ms_high"]]
     data = pd.DataFrame(
         {
-            "panel": table["algorithm"].str.replace("_", " "),
+            "panel": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
             "series": table["component"].str.split(": ").str[-1],
             "part": table["component"].str.split(":").str[0],
             "x": table["ms"],
-            "text": table["ms"].map(format_number) + " ms",
-            **links(table[["run_id"]]),
+            "text": [f"{format_number(*one)} ms" for one in ends.to_numpy()],
+            **links(table),
         }
     )
     return plot(
         data,
-        f"{title}: {_format_shapes(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
+        f"{title}: {_format_lengths(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
         "bars",
         subtitle=[
             "Slowest rank. Ranks synchronize before each communication step, "
@@ -126,8 +134,11 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
     is_whole = algorithm.isin(["flash", "math"])
     ranks = peaks["factor.world_size"]
     several = ranks.where(~is_whole, 1).max()
+    series = algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"})
+    if peaks["factor.dtype"].nunique() > 1:
+        series += ", " + peaks["factor.dtype"]
     data = {
-        "series": algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
+        "series": series,
         "x": peaks["factor.seq_len"].astype(int),
         "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
         "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
@@ -169,8 +180,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         for dtype, direction, n, group in _select_longest(whole, ["dtype", "direction"])
     ]
     found = [*scaling[:2], *limits[:1], *prefill[:2]]
-    nothing = "Attention across ranks was not measured"
-    return found or [Finding(nothing, next_step="run nano run quick distributed")]
+    return found or explain_missing(rows, "distributed", "Attention across ranks")
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:

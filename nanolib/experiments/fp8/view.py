@@ -1,63 +1,30 @@
-"""Build the tables, charts and findings about the speed, loss and rounding error of FP8."""
+"""Draw the charts and build the findings about the speed, loss and rounding error of FP8."""
 
 import pandas as pd
 
+from nanolib.experiments.fp8.tables import (
+    PARITY_COLUMNS,
+    SPEED_COLUMNS,
+    numerics_table,
+    parity_table,
+    speed_table,
+)
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     cached,
+    explain_missing,
     join_words,
-    pick,
-    table_of,
+    of_experiment,
+    rows_with_factor,
     why_empty,
 )
-from nanolib.report.plot import links, plot, point_columns
+from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import (
-    CASE,
-    Column,
-    IntervalColumn,
-    add_metric_columns,
-    case_rows,
-    drop_missing,
-    gains,
-    times,
-    titles,
-    with_ends,
-    with_speed_ups,
-    with_state,
-)
+from nanolib.report.tables import drop_missing, gains, times, with_ends
 from nanolib.report.theme import Drawing, empty_chart
 
-_PARITY_METRIC = "loss_difference_from_bf16"
-_SPEED = (
-    Column("what", "Model"),
-    Column("precision", "Precision"),
-    IntervalColumn("latency", "Latency, ms [95 %]", "latency"),
-    Column("parameters", "", "latency", detail="parameters"),
-    Column("speed_up", "Speed-up over bf16, × [95 %]"),
-    Column("bound", "", "converted_share", detail="amdahl_bound"),
-    Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
-    Column("mfu", "Share of the peak rate", "mfu"),
-    Column("weights", "Weights, MiB", "memory_part", "weights"),
-    Column("gradients", "", "memory_part", "gradients"),
-    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
-    Column("activations", "Activations, MiB", "memory_part", "activations"),
-    Column("state", "State"),
-)
-_PARITY = (
-    Column("recipe", "Recipe"),
-    Column("verdict", "Verdict against bf16", _PARITY_METRIC, detail="verdict"),
-    IntervalColumn("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
-    Column("margin_nats", "Margin, nats/byte", _PARITY_METRIC, detail="margin_nats"),
-    Column("control", "", _PARITY_METRIC, detail="control"),
-    IntervalColumn("loss", "Loss, nats/byte [95 %]", "loss"),
-    Column("seeds", "Seeds"),
-    Column("steps", "Steps"),
-    Column("provenance", "Products"),
-    Column("state", "State"),
-)
 # If the FP8 precisions of a model differ, the finding states the first of these orders.
 _SPEEDS = {
     Order.ABOVE: "FP8 is faster than bf16",
@@ -72,40 +39,9 @@ _LOSSES = {
 }
 
 
-@table_of("fp8", "precision")
-def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of models by precision and mode. `bound` is the largest possible speed-up."""
-    factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
-    table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
-    model = table["name"] + ", " + table["mode"].str.replace("_", " ")
-    compiled = table["compiled"].map({True: ", compiled"}).fillna("")
-    table = table.assign(what=model + compiled)
-    return with_state(with_speed_ups(table, rows, table["mode"]))
-
-
-@table_of("fp8", "recipe")
-def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the trained recipes. `not_finite` is the reason for a missing loss."""
-    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
-    table = add_metric_columns(table, rows, _PARITY)
-    pairs = rows[rows["metric"] == _PARITY_METRIC].rename(columns={"message": "not_finite"})
-    pairs = pairs[[*CASE, "provenance", "not_finite"]]
-    table = table.merge(pairs, on=list(CASE), how="left").fillna({"not_finite": ""})
-    smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
-    return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
-
-
-@table_of("fp8", "variant")
-def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of casts by layer and product. `sqnr` is the signal-to-noise ratio in dB."""
-    found = pick(rows, "sqnr")
-    if found.empty:
-        return pd.DataFrame()
-    columns = {"factor.variant": "variant", "estimate": "sqnr"}
-    table = found.rename(columns=columns)[[*columns.values()]]
-    note = found["scope"].str.replace(" ", ", ").str.replace("_", " ")
-    return table.assign(note=note, **links(found))
+def _why_empty(rows: pd.DataFrame, factor: str, parameter: str) -> str:
+    cases = rows_with_factor(rows, "fp8", factor)
+    return why_empty(cases, "fp8", f"no case measured this; set {parameter}")
 
 
 def fp8_precisions(rows: pd.DataFrame) -> Drawing:
@@ -113,14 +49,15 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     title = "Time by precision"
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
-        return empty_chart(title, why_empty(rows, "fp8"))
-    gain = table["speed_up"].map("  {:.2f}× bf16".format, na_action="ignore").fillna("")
+        return empty_chart(title, _why_empty(rows, "precision", "precisions"))
+    ends = table[["latency", "latency_low", "latency_high"]].to_numpy()
+    gain = table["speed_up"].map(", {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
         {
             "series": table["precision"],
             "panel": table["what"],
             "hue": table["precision"].eq("bfloat16").map({True: "base", False: "c1"}),
-            "text": table["latency"].map(format_number) + " ms" + gain,
+            "text": [format_number(*time) + " ms" for time in ends] + gain,
             **point_columns(table, "latency"),
         }
     )
@@ -132,7 +69,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
-        return empty_chart(title, why_empty(rows, "fp8"))
+        return empty_chart(title, _why_empty(rows, "recipe", "parity_recipes"))
     controls = table["control"].eq(True)
     measured = table["provenance"] == Provenance.MEASURED
     names = table["recipe"].str.replace("_", " ")
@@ -166,7 +103,7 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
     title = "Signal-to-noise ratio of FP8 products"
     table = numerics_table(rows)
     if table.empty:
-        return empty_chart(title, why_empty(rows, "fp8"))
+        return empty_chart(title, _why_empty(rows, "variant", "numerics"))
     medians = table.groupby("variant", sort=False)["sqnr"].transform("median")
     again = table["variant"].duplicated()
     data = table.rename(columns={"variant": "series", "sqnr": "x"}).assign(
@@ -180,7 +117,8 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
         title,
         "rows",
         subtitle=[
-            "Emulated in a small decoder, one mark per product of a layer. Tick and number: median."
+            "Emulated in a small decoder, one mark per product of a layer. Tick and number: median.",
+            "Line: the largest median.",
         ],
         unit="Signal-to-noise ratio (dB)",
         ref=float(medians.max()),
@@ -190,12 +128,13 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the speed, the loss and the rounding errors of FP8."""
-    findings = [
+    if of_experiment(rows, "fp8").empty:
+        return explain_missing(rows, "fp8", "FP8")
+    return [
         *_compare_speed(speed_table(rows)),
         *_compare_losses(parity_table(rows)),
         *_compare_numerics(numerics_table(rows)),
     ]
-    return findings or [Finding("FP8 was not measured", next_step="run nano run quick fp8")]
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
@@ -235,10 +174,15 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
 
 def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     """Compare the loss of each recipe with bf16, and report controls that were not detected."""
-    if table.empty:
-        return []
-    named = table.assign(recipe=table["recipe"].str.replace("_", " "))
-    ended = named[named["status"] == "ok"]
+    ended = table[table["status"] == "ok"] if len(table) else table
+    if ended.empty:
+        why = next(filter(None, table.get("message", ())), "")
+        next_step = "" if why else "set parity_recipes"
+        return [Finding("The loss of FP8 was not compared with bf16", why, next_step)]
+    ended = ended.assign(
+        recipe=ended["recipe"].str.replace("_", " "), control=ended["control"].eq(True)
+    )
+    ended = ended.sort_values("control", kind="stable")
     is_short = ended["steps"] < LEARNING_STEPS
     short, long = ended[is_short], ended[~is_short]
     findings = [_compare_loss(row) for _, row in long.iterrows()]
@@ -247,7 +191,7 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
         evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
         next_step = f"set parity_steps to at least {LEARNING_STEPS}"
         findings.insert(0, Finding(text, evidence, next_step))
-    missed = long[long["control"].eq(True) & (long["verdict"] != "worse")]
+    missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
         text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"
         why = "these runs cannot show that a loss is equivalent"
@@ -285,8 +229,8 @@ SECTION = Section(
     "Is FP8 faster, and does the loss match?",
     {"fp8_precisions": fp8_precisions, "fp8_parity": fp8_parity, "fp8_numerics": fp8_numerics},
     {
-        "Speed and memory": CaseTable(speed_table, titles(_SPEED)),
-        "Loss next to bf16": CaseTable(parity_table, titles(_PARITY)),
+        "Speed and memory": CaseTable(speed_table, SPEED_COLUMNS),
+        "Loss next to bf16": CaseTable(parity_table, PARITY_COLUMNS),
     },
     verdict,
 )

@@ -17,8 +17,7 @@ from nanolib.report.tables import (
 )
 
 MIB = 2**20
-# These are the largest numbers of models in a chart, and of parts of a peak in a table.
-MOST_MODELS, _MOST_PARTS = 4, 8
+_MOST_PARTS = 8  # Largest number of parts of a peak in a table.
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
@@ -109,8 +108,9 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Table with peaks of training first, and the columns `run_id`, `name`, `attention_type`,
-        `seq_len`, `batch_size`, `dtype`, `scope`, `estimate`, `predicted` (MiB) and `parts`. Each
-        part has a kind of memory, a module, an operation, a line of code and a size in bytes.
+        `seq_len`, `batch_size`, `dtype`, `scope`, `estimate`, `predicted` (MiB), `parts` and
+        `label`. Each part has a kind of memory, a module, an operation, a line of code and a size
+        in bytes. `label` is the name with the attention type and the dtype if they vary.
     """
     found = pick(rows, "peak_memory")
     if found.empty:
@@ -122,7 +122,11 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     )
     found = found[found["parts"].notna() & found["optimization"].isin(["eager", None])]
     found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
-    return found.drop_duplicates(MODEL[1:])
+    found = found.drop_duplicates(MODEL[1:])
+    label = found["name"]
+    for varying in (name for name in MODEL[2:] if found[name].nunique() > 1):
+        label = label + ", " + found[varying]
+    return found.assign(label=label)
 
 
 @cached
@@ -133,14 +137,14 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
         Table with the columns `run_id` and `seq_len`, and the columns of `PART_COLUMNS`.
     """
     tables = [pd.DataFrame()]
-    for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
+    for _, row in peak_table(rows).iterrows():
         parts = pd.DataFrame(row["parts"], columns=["kind", "module", "operation", "line", "size"])
         largest = parts.nlargest(_MOST_PARTS, "size")
         operation = largest["operation"].str.removeprefix("aten::")
         columns = {
             "run_id": row["run_id"],
             "seq_len": row["seq_len"],
-            "name": row["name"],
+            "name": row["label"],
             "call": call_of(row),
             "kind": largest["kind"],
             "module": largest["module"],

@@ -10,7 +10,6 @@ from nanolib.experiments.model.tables import (
     MIB,
     MODEL,
     MODEL_COLUMNS,
-    MOST_MODELS,
     PART_COLUMNS,
     SCOPES,
     SERIES,
@@ -26,34 +25,50 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
 from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import cached, join_words, pick, rows_with_factor
+from nanolib.report.overview import (
+    cached,
+    explain_missing,
+    join_words,
+    pick,
+    rows_with_factor,
+    why_empty,
+)
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, gains, in_ms
+from nanolib.report.tables import drop_missing, gains, in_ms, with_ends
 from nanolib.report.theme import Drawing
+
+_MOST_BARS = 12  # Largest number of models in a chart.
 
 
 def model_peaks(rows: pd.DataFrame) -> Drawing:
     """Draw the memory use at the largest peak of each model, by `MemoryKind`."""
-    bars = [pd.DataFrame()]
-    for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
-        sizes = bytes_by_kind(row)
-        named = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['estimate']:,.0f} MiB"}
+    bars, peaks = [pd.DataFrame()], peak_table(rows)
+    shown = f"The chart shows {_MOST_BARS} of {len(peaks)} models."
+    for _, row in peaks.head(_MOST_BARS).iterrows():
+        sizes, text = bytes_by_kind(row), f"{format_number(row['estimate'])} MiB"
+        named = {"series": f"{row['label']}, {call_of(row)}", "text": text}
         bar = {"part": sizes.index, "x": sizes.to_numpy() / MIB}
         bars.append(pd.DataFrame(named | bar | links(row)))
     return plot(
         pd.concat(bars),
         "Peak memory by kind of memory",
         "bars",
-        subtitle=["Counted exactly, at the largest peak of each model."],
+        subtitle=[
+            "Counted exactly, at the largest peak of each model.",
+            shown if len(peaks) > _MOST_BARS else "",
+        ],
         unit="Live memory (MiB)",
-        empty="peak memory was not measured by kind of memory",
+        empty=why_empty(rows, "model", "peak memory was not measured by kind of memory"),
     )
 
 
 def generation_batches(rows: pd.DataFrame) -> Drawing:
     """Draw tokens per second of all users, and of each user, over the batch size."""
     table, parts = batch_table(rows), [pd.DataFrame()]
+    cases = rows_with_factor(rows, "model", "mode")
+    cases = cases[cases["factor.mode"] == "generation"] if len(cases) else cases
+    lacking = "generation was not measured at several batch sizes; set generation_batch_sizes"
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
         shape = table["attention_type"] + ", " + table["dtype"]
         lengths = table["seq_len"].astype(int).astype(str)
@@ -66,10 +81,11 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
     return plot(
         pd.concat(parts),
         "Throughput by batch size",
+        subtitle=["Generated tokens, without the time to read the prompt."],
         unit="Throughput (tokens/s)",
         xunit="Batch size (sequences)",
         log="xy",
-        empty="generation was not measured at several batch sizes; set generation_batch_sizes",
+        empty=why_empty(cases, "model", lacking),
     )
 
 
@@ -80,7 +96,8 @@ def model_loss(rows: pd.DataFrame) -> Drawing:
         rows: Rows of measurements with their samples.
     """
     curves, subtitle = [pd.DataFrame()], ["Loss before each step, on bytes of text, one seed."]
-    for _, row in pick(rows_with_factor(rows, "model", "steps"), "loss").iterrows():
+    cases = rows_with_factor(rows, "model", "steps")
+    for _, row in pick(cases, "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
         losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
         curve = {"series": name, "x": losses.index, "y": losses.to_numpy()}
@@ -94,7 +111,7 @@ def model_loss(rows: pd.DataFrame) -> Drawing:
         subtitle=subtitle,
         unit="Loss (nats/byte)",
         xunit="Training step",
-        empty="the loss was not measured; set loss_steps",
+        empty=why_empty(cases, "model", "the loss was not measured; set loss_steps"),
     )
 
 
@@ -113,14 +130,16 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the time, memory, optimizations and batch sizes of each model."""
     table = model_table(rows)
     timed = drop_missing(table, "inference")
+    refused = []
+    for _, row in table[table["status"] == "oom_predicted"].iterrows() if len(table) else ():
+        name = f"{row['name']} was not started at {int(row['seq_len'])} tokens"
+        refused.append(Finding(name, row["message"]))
     if timed.empty:
-        return [Finding("Model latency was not measured", next_step="run nano run quick model")]
+        return refused or explain_missing(rows, "model", "Model latency")
     eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
     findings = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
-    for _, row in table[table["status"] == "oom_predicted"].iterrows():
-        name = f"{row['name']} was not started at {int(row['seq_len'])} tokens"
-        findings.append(Finding(name, row["message"]))
+    findings += refused
     findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(rows)]
     return [*findings, *roofline_words(rows, "model")]
 
@@ -143,9 +162,8 @@ def _cost(row: pd.Series) -> Finding:
     if pd.notna(row["training_step"]):
         times.append(f"a training step {in_ms(row, 'training_step')}")
         weights = row["training_memory"] / row["weight_memory"]
-        evidence.append(
-            f"training peaks at {row['training_memory']:,.0f} MiB, {weights:.1f}× the weights"
-        )
+        peak = format_number(row["training_memory"])
+        evidence.append(f"training peaks at {peak} MiB, {weights:.1f}× the weights")
         scopes.append("training_step")
     else:
         evidence.append(f"inference reads {row['inference_tokens_per_second']:,.0f} tokens/s")
@@ -160,8 +178,10 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
         Order.BELOW: "slower",
         Order.NO_DIFFERENCE: "no clear difference",
     }
-    longest = table.sort_values("seq_len", kind="stable").drop_duplicates(MODEL, keep="last")
-    for _, row in longest.iterrows():
+    known = table[[f"{scope}_speed_up" for scope in SCOPES]].notna().any(axis=1)
+    longest = table[known].sort_values("seq_len", ascending=False, kind="stable")
+    # Further batch sizes, which only generate tokens, follow the batch sizes of all calls.
+    for _, row in longest.drop_duplicates(MODEL).iterrows():
         dtype = table["dtype"].iloc[0] if row["optimization"] == "eager" else row["dtype"]
         base, parts, compared = f"eager {dtype}", [], ()
         for scope in SCOPES:
@@ -171,12 +191,10 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
                 parts.append(f"{ratio} ({CALLS[scope]}, {words[order]})")
                 compared += (pair,)
         if parts:
-            name, tokens = f"{row['name']} {row['dtype']}", int(row["seq_len"])
-            text = f"The speed of {name} relative to {base} at {tokens} tokens is "
-            evidence = ""
+            text, evidence = f"The speed relative to {base} is {join_words(parts)}", ""
             if pd.notna(row["difference"]):
                 evidence = f"the relative error of the logits is {row['difference']:.1e}"
-            yield Finding(text + join_words(parts), evidence, compared=compared)
+            yield Finding(text, evidence, about=_about(row), compared=compared)
 
 
 _WAYS = {
@@ -205,8 +223,8 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
         (kind, most), *rest = (sizes / sizes.sum()).items()
         evidence = [", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)]
         if pd.notna(row["predicted"]):
-            evidence.append(f"the plan is {row['predicted']:,.0f} MiB")
-        call = f"Peak memory ({CALLS[row['scope']]}) is {row['estimate']:,.0f} MiB"
+            evidence.append(f"the plan is {format_number(row['predicted'])} MiB")
+        call = f"Peak memory ({CALLS[row['scope']]}) is {format_number(row['estimate'])} MiB"
         text = f"{call}, of which {kind} are {most:.0%}"
         yield Finding(text, "; ".join(filter(None, evidence)), about=_about(row))
 
@@ -221,11 +239,13 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
             for line in (first, last)
         )
         compared = comparing(more, less)
-        ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of {less.name}"
+        ends = more.low / less.high, more.estimate / less.estimate, more.high / less.low
+        gain = with_ends(dict(zip(("_low", "", "_high"), ends, strict=True)), "", "×")
+        ratio = f"{gain} the tokens/s of {less.name}, without the time to read the prompt"
         if compared[0][1] is Order.NO_DIFFERENCE:
             ratio += " (no clear difference)"
         each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
-        answer = f"{more.name.capitalize()} generates {ratio}"
+        answer = f"{more.name.capitalize()} decodes {ratio}"
         yield Finding(answer, each, about=_about(first), compared=compared)
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
     cached,
+    explain_missing,
     of_experiment,
     pick,
     table_of,
@@ -137,7 +138,8 @@ def warmup_settings(rows: pd.DataFrame) -> Drawing:
     if len(table):
         table = table[table["warmup_steps"] != _REFERENCE]
     if table.empty:
-        return empty_chart(title, why_empty(rows, "warmup"))
+        lacking = f"no mean to compare; set warmup_steps to {_REFERENCE} and another number"
+        return empty_chart(title, why_empty(rows, "warmup", lacking))
     steps = table["warmup_steps"].astype(int).astype(str)
     data = pd.DataFrame(
         {
@@ -172,7 +174,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
-        return [Finding("Warm-up was not measured", next_step="run nano run quick warmup")]
+        return explain_missing(rows, "warmup", "Warm-up")
     cold = drop_missing(warmup_table(rows), "difference")
     if len(cold):
         cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]

@@ -1,0 +1,80 @@
+"""FP8, warm-up and energy with parameters unlike the notebooks' own: parts left out, or cases that failed."""
+
+import pandas as pd
+import pytest
+
+from nanolib.measurement import Status
+from nanolib.report.display import Table
+from tests.report.cases import fp8_case, parity_case, warmup_process
+from tests.report.rows import ended
+from tests.shown import CHARTS
+
+SPEED = [fp8_case(1, "bfloat16", 9, 10, 11), fp8_case(1, "fp8", 3.9, 4, 4.1)]
+
+
+def _empty(chart, rows):
+    return CHARTS[chart](rows).to_dict()["usermeta"]["empty"]
+
+
+def _failed(cases, message):
+    return [(factors, [ended(Status.UNSUPPORTED, message)]) for factors, _ in cases]
+
+
+def test_what_fp8_did_not_measure_is_said_with_its_parameter_and_not_with_other_failures(
+    say, measured
+):
+    cases = [*SPEED, *_failed([fp8_case(2, "fp8", 1, 2, 3)], "no FP8 units")]
+    assert say("fp8", cases)[1] == (
+        "The loss of FP8 was not compared with bf16. Next: set parity_recipes."
+    )
+    rows = measured("fp8", cases)
+    for chart, parameter in (("fp8_parity", "parity_recipes"), ("fp8_numerics", "numerics")):
+        assert _empty(chart, rows) == f"no case measured this; set {parameter}"
+    cases = _failed([parity_case("fp8", "worse", 0.1)], "no FP8 units")
+    assert say("fp8", cases) == ["The loss of FP8 was not compared with bf16: no FP8 units."]
+    assert "no FP8 units" in _empty("fp8_parity", measured("fp8", cases))
+    assert say("fp8", []) == ["FP8 was not measured. Next: run nano run quick fp8."]
+
+
+def test_a_control_does_not_answer_whether_the_loss_matches(say):
+    cases = [
+        parity_case("bf16_again", "equivalent", 0.0, control=True),
+        parity_case("fp8", "worse", 0.1),
+    ]
+    first, second, *_ = say("fp8", cases)
+    assert first.startswith("fp8 has a higher loss") and second.startswith("bf16 again has")
+
+
+def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
+    data = CHARTS["fp8_precisions"](measured("fp8", SPEED)).to_dict()["datasets"].values()
+    texts = {row["series"]: row["text"] for rows in data for row in rows if "series" in row}
+    assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "case", "what"),
+    [
+        ("warmup", warmup_process("forward", 0, {0: (10, 12)}), "Warm-up"),
+        ("energy", ({"name": "tiny", "look": "layers"}, []), "Energy"),
+    ],
+)
+def test_cases_that_failed_explain_why_nothing_was_measured(say, experiment, case, what):
+    why = "no case has a result (1 unsupported: no sensor)"
+    assert say(experiment, _failed([case], "no sensor")) == [f"{what} was not measured: {why}."]
+
+
+def test_warm_up_without_five_steps_has_nothing_to_compare_with(measured):
+    rows = measured("warmup", [warmup_process("forward", 0, {0: (10, 12), 2: (10, 12)})])
+    assert _empty("warmup_settings", rows).endswith("set warmup_steps to 5 and another number")
+
+
+def test_layers_that_failed_are_not_told_to_be_profiled(measured):
+    rows = measured("energy", _failed([({"name": "tiny", "look": "layers"}, [])], "no layers"))
+    assert "no layers" in _empty("operation_breakdown", rows)
+    rows = measured("energy", _failed([({"name": "tiny", "phase": "decode"}, [])], "no sensor"))
+    assert _empty("operation_breakdown", rows).endswith("set profiling to [deep]")
+
+
+def test_an_empty_table_does_not_speak_of_a_measurement():
+    empty = Table(pd.DataFrame())
+    assert str(empty) == "The table is empty." and "The table is empty." in empty._repr_html_()
