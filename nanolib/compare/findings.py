@@ -207,7 +207,7 @@ def case_names(
 ) -> dict[tuple[str, str], str]:
     """Return a name for each case, by experiment and case ID.
 
-    If several cases have the same `case_name`, the factors that tell them apart follow the name.
+    If several cases have the same `case_name`, the factors in which they differ follow the name.
 
     Args:
         cases: Experiment, case ID and factors of each case. A case may occur several times.
