@@ -83,7 +83,11 @@ ROUNDED = {"loss", "loss_difference", "loss_difference_from_bf16"}
 PREDICTED = (
     {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
 )
-NOT_PREDICTED = {"shard"}  # footprint says it
+NOT_PREDICTED = {
+    "shard",  # footprint says it
+    "peak_memory_forward",  # the plan says it
+    "peak_memory_forward + backward",
+}
 
 # How rows were made: nanolib's word → the sheet's.
 METHODS = (
