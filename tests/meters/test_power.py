@@ -66,6 +66,7 @@ def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
     now = Times(100.0, 50.0, 10.0, 5.0)
     monkeypatch.setattr(sources.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(sources.psutil, "cpu_times", lambda: now)
+    monkeypatch.setattr(sources.time, "sleep", lambda _: None)
     source = EstimateSource()
     assert math.isnan(source.read().watts)  # no time has passed
     now = Times(100.0, 50.3, 10.5, 5.0)

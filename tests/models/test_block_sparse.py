@@ -33,7 +33,7 @@ INTEGERS = torch.zeros(1, 2, 4, 8, dtype=int)
         ({name: torch.zeros(1, 2, 0, 8) for name in "kv"}, "q, k: 4 queries and 0 keys; give at"),
         ({"q": INTEGERS}, "k, v: are torch.float32 and torch.float32"),
         (dict.fromkeys("qkv", INTEGERS), "q: dtype torch.int64 is not a"),
-        ({"scale": 0.0}, "scale: must be greater than 0, got 0.0"),
+        ({"scale": 0.0}, "scale: must be greater than 0 and finite, got 0.0"),
         ({"options": "window"}, "attention_options: 'window' is not a mapping; give names and"),
         (
             {

@@ -67,6 +67,8 @@ class EstimateSource:
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
         self._share, self._before = math.nan, self._cpu_seconds()
+        time.sleep(self.period_s)  # The first reading is a mean over one period too.
+        self.read()
 
     def _cpu_seconds(self) -> tuple[float, float]:
         """Return the busy time and the whole time of all cores since the system started, s."""
@@ -77,8 +79,7 @@ class EstimateSource:
     def read(self) -> Reading:
         """Interpolate between the power of idle and busy cores, by the share of busy cores.
 
-        The share is a mean over at least half a period. Before the first half period, the reading
-        is a gap.
+        The share is a mean over at least half a period.
         """
         busy_s, whole_s = (
             now - past for now, past in zip(self._cpu_seconds(), self._before, strict=True)
