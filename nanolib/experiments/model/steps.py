@@ -196,7 +196,7 @@ class Training(Step):
 
     def _gradient(self, forward: Callable[[Tensor], Tensor], seed: int = 0) -> Tensor:
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([self.ids.device] if self.ids.is_cuda else []):
             torch.manual_seed(seed)
             loss = next_token_loss(forward, self.ids)
         # For example, an expert that no token chooses gets no gradient.
