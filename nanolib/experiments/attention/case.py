@@ -25,7 +25,7 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 _ERROR_ROWS = 128
 # These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
-_UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
+UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -110,7 +110,7 @@ class AttentionCase(Case):
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        rest = [f" {name}={value}" for name, value in self.options.items() if name in _UNNAMED]
+        rest = [f" {name}={value}" for name, value in self.options.items() if name in UNNAMED]
         return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}{''.join(rest)}"
 
     def inputs(self, seed: int) -> _Inputs:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nanolib.experiments.attention.case import AttentionCase
+from nanolib.experiments.attention.case import UNNAMED, AttentionCase
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
@@ -175,7 +175,7 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")
+_UNNAMED = ("pattern", "sparsity", "backend", *UNNAMED)
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
