@@ -111,7 +111,8 @@ def cpu_times() -> CpuTimes:
     ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
     # psutil's list leaves out offline CPUs, so a CPU's index may differ from its number.
-    chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
+    is_complete = mine and os.sysconf("SC_NPROCESSORS_CONF") == len(every)
+    chosen = [every[number] for number in mine] if is_complete else every
     everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
     return CpuTimes(everyone, ours, throttled_periods())
 

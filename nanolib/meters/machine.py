@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def machine_id(self) -> str:
-        """Fingerprint of the hardware, twelve hexadecimal digits."""
+        """Fingerprint of the hardware and of the usable cores, twelve hexadecimal digits."""
         gpus = [gpu["name"] for gpu in self.gpus]
         hardware = [self.cpu, self.cores, self.ram_gib, self.system, gpus]
         return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
@@ -158,15 +158,16 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
             "float16": "tensor_cores" if major >= 7 else "vector",
             "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
         }
-    flags = _cpu_info("flags").split()
+    flags = _cpu_info("flags").split() or _cpu_info("Features").split()  # `Features` on ARM
 
-    def unit(kind: str) -> str:
-        return next((name for name in ("amx", "avx512") if f"{name}_{kind}" in flags), "emulated")
+    def unit(kind: str, on_arm: str) -> str:
+        found = (name for name in ("amx", "avx512") if f"{name}_{kind}" in flags)
+        return next(found, "vector" if on_arm in flags else "emulated")
 
     return {
         "float32": "avx512" if "avx512f" in flags else "vector",
-        "bfloat16": unit("bf16"),
-        "float16": unit("fp16"),
+        "bfloat16": unit("bf16", on_arm="bf16"),
+        "float16": unit("fp16", on_arm="asimdhp"),
         "float8": "emulated",
     }
 

@@ -59,7 +59,7 @@ def measured(monkeypatch):
     properties = SimpleNamespace(uuid="0")
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
 
-    def measure(launch_ms, kernel_ms, call=Stream.launch, reasons=0, budget_s=0.5):
+    def measure(launch_ms, kernel_ms, call=Stream.launch, reasons=0, budget_s=0.5, cold=False):
         clock_mhz = itertools.chain([1980, 1980, 1410], itertools.repeat(1980))
         nvml = MagicMock(
             NVMLError=OSError,
@@ -71,7 +71,9 @@ def measured(monkeypatch):
         )
         clock, stream = clocks.CudaClock("cuda:0", nvml), Stream(monkeypatch, launch_ms, kernel_ms)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
-        return latency.measure(lambda: call(stream), 0.01, budget_s, device="cuda:0")
+        on_cpu = lambda clock, device: clocks.ColdClock(clock, "cpu")  # noqa: E731
+        monkeypatch.setattr(latency, "ColdClock", on_cpu)
+        return latency.measure(lambda: call(stream), 0.01, budget_s, device="cuda:0", cold=cold)
 
     return measure
 
@@ -120,6 +122,13 @@ def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(measured, reasons, 
     assert row.details.items() >= state.items()
 
 
+def test_a_cold_timing_has_the_state_of_the_gpu_too(measured, monkeypatch):
+    monkeypatch.setattr(clocks, "last_level_bytes", lambda _: 16)
+    row = measured(0.01, 1.0, reasons=0x04, cold=True)
+    assert row.details["clock_mhz"] == 1980 and Flag.THROTTLED in row.flags
+    assert "host_ms" not in row.details
+
+
 def test_the_cache_is_overwritten_before_each_call_and_that_is_not_counted(monkeypatch):
     class Numbered(clocks.HostClock):
         def time_block(self, phases, calls, inner):
@@ -140,6 +149,8 @@ def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             for name, value in {"level": level, "size": size, "shared_cpu_list": of}.items():
                 (folder / name).write_text(f"{value}\n")
+    assert clocks.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
+    (tmp_path / "cpu0" / "cache" / "index2" / "size").unlink()  # some machines leave it out
     assert clocks.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
     unknown = [clocks.last_level_bytes(*one) for one in (("cpu", tmp_path / "none"), ("mps",))]
     assert unknown == [64 * 2**20] * 2
@@ -181,7 +192,7 @@ def test_what_is_sustained_is_the_second_half_and_products_are_in_tf32_while_the
         seen.add(products.fp32_precision)
         return [[1.0 if next(blocks) < 12 else 2.0]] * calls
 
-    clock = SimpleNamespace(method="simulated", time_block=time_block)
+    clock = SimpleNamespace(method="simulated", time_block=time_block, gpu=None)
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
     monkeypatch.setattr(latency, "clock_for", lambda _: clock)
     sixths = SimpleNamespace(perf_counter=lambda: next(seconds) / 6)

@@ -29,7 +29,7 @@ def clock(monkeypatch):
 class FakeClock:
     """Hands out a series of milliseconds in place of time; after its end the last value repeats."""
 
-    method = "fake"
+    method, gpu = "fake", None
 
     def __init__(self, series, resolution=1e-6):
         *_, last = series = list(series)

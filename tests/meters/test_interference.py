@@ -116,13 +116,17 @@ def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch,
     assert interference._family() == [nano if place else kernel]
 
 
-@pytest.mark.parametrize(("usable", "seconds"), [({0}, 1.0), ({1}, 10.0), ({2}, 11.0), ((), 11.0)])
-def test_only_the_cpus_that_are_usable_count_unless_their_numbers_have_gaps(
-    monkeypatch, usable, seconds
+@pytest.mark.parametrize(
+    ("usable", "configured", "seconds"),
+    [({0}, 2, 1.0), ({1}, 2, 10.0), ({1}, 3, 11.0), ((), 2, 11.0)],
+)
+def test_only_the_cpus_that_are_usable_count_unless_some_cpus_are_offline(
+    monkeypatch, usable, configured, seconds
 ):
     every = [SimpleNamespace(user=1.0), SimpleNamespace(user=10.0)]
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: every)
     monkeypatch.setattr(interference, "usable_cpus", lambda: {*usable})
+    monkeypatch.setattr(os, "sysconf", lambda _: configured)
     assert cpu_times().everyone["user"] == seconds
 
 

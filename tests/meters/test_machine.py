@@ -41,6 +41,7 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
+        ("", "vector vector vector emulated"),
         ("fpu", "vector emulated emulated emulated"),
         ("avx512f", "avx512 emulated emulated emulated"),
         ("avx512f avx512_bf16 avx512_fp16", "avx512 avx512 avx512 emulated"),
@@ -48,7 +49,7 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
     ],
 )
 def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
-    monkeypatch.setattr(machine, "_cpu_info", {"flags": flags}.get)
+    monkeypatch.setattr(machine, "_cpu_info", {"flags": flags, "Features": "bf16 asimdhp"}.get)
     found = machine._dtypes(())
     assert [*found] == ["float32", "bfloat16", "float16", "float8"]
     assert " ".join(found.values()) == told

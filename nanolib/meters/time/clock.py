@@ -1,5 +1,6 @@
 """Time blocks of calls with the host's clock or with the events of a device."""
 
+import contextlib
 import functools
 import itertools
 import time
@@ -24,9 +25,11 @@ class HostClock:
 
     Attributes:
         method: Method of the rows, `perf_counter`.
+        gpu: Clock of a GPU, if this clock uses one.
     """
 
     method = "perf_counter"
+    gpu = None
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize
@@ -88,7 +91,7 @@ class CudaClock:
     method = "cuda_event"
 
     def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
-        self.device = torch.device(device)
+        self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
@@ -177,7 +180,8 @@ class ColdClock:
     """
 
     def __init__(self, clock: HostClock | CudaClock, device: Device) -> None:
-        self._clock, self.method = clock, f"{clock.method}, cold cache"
+        self._clock, self.gpu = clock, clock.gpu
+        self.method = f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
         self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
 
@@ -211,10 +215,11 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
         return _UNKNOWN
     sizes = {}  # level and CPUs of a cache → bytes
     for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
-        level, size, shared = (
-            (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
-        )
-        sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
+        with contextlib.suppress(FileNotFoundError):  # Some machines do not report the size.
+            level, size, shared = (
+                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
     last = max((level for level, _ in sizes), default=0)
     return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
 

@@ -11,7 +11,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
-from nanolib.meters.time.clock import Call, ColdClock, CudaClock, Device, clock_for
+from nanolib.meters.time.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.time.sampler import (
     CONFIDENCE,
     BlockSampler,
@@ -157,9 +157,10 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
     launches = [{} for _ in timing.phases]
-    if isinstance(clock, CudaClock):
-        shared |= clock.state.summary()
-        launches = clock.host_and_device([*timing.phases.values()])
+    if clock.gpu:
+        shared |= clock.gpu.state.summary()
+    if clock.gpu and not timing.cold:
+        launches = clock.gpu.host_and_device([*timing.phases.values()])
     scopes = dict(zip(timing.phases, series.T, strict=True))
     own = dict(zip(scopes, launches, strict=True))
     if len(scopes) > 1:
@@ -230,7 +231,6 @@ def summarize(
             **_description(kept),
             "calls_per_block": calls_per_block,
             "warmup_cut": cut_blocks * calls_per_block,
-            "changes": list(steady.changes),
             "ljung_box_p": lag_p,
         },
     )

@@ -3,7 +3,6 @@
 import itertools
 import math
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +29,10 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 class Timer:
     """Time named sections of code and print a table of their times.
 
-    A section's time excludes inner sections, so all times add up to the elapsed time. With several
-    ranks, a barrier precedes each section whose name starts with `comm_`. The barrier's time counts
-    as `wait`, because waiting for a slow rank is not communication.
+    A section's time excludes inner sections, so the times of nested sections add up. Do not open
+    sections of one timer in several threads. With several ranks, a barrier precedes each section
+    whose name starts with `comm_`. The barrier's time counts as `wait`, because waiting for a slow
+    rank is not communication.
 
     Args:
         device: Device to synchronize before each reading.
@@ -56,7 +56,7 @@ class Timer:
         self.group = None
         self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
-        self._open = threading.local()  # Threads do not share open sections.
+        self._inner = []  # for each open section, the time of its inner sections, s
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
@@ -70,18 +70,16 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # The list has an entry for each open section: the time of its inner sections in s.
-        within = self._open.__dict__.setdefault("within", [])
-        within.append(0.0)
+        self._inner.append(0.0)
         start = time.perf_counter()
         try:
             yield
         finally:
             self._synchronize()
             took = time.perf_counter() - start
-            self.seconds.setdefault(name, []).append(took - within.pop())
-            if within:
-                within[-1] += took
+            self.seconds.setdefault(name, []).append(took - self._inner.pop())
+            if self._inner:
+                self._inner[-1] += took
 
     def totals(self) -> dict[str, float]:
         """Return the total time of each section, s."""

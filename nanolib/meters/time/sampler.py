@@ -95,12 +95,11 @@ class BlockSampler:
             self.stop = "collected"
             return
         checks = list(self._checks.values())
-        first = self.clock.time_block(checks, 1, 1)
+        self.clock.time_block(checks, 1, 1)
         self.clock.warm_up(self._calls)
         start = time.perf_counter()
         second = self.clock.time_block(checks, 1, 1)
-        self._probes = [sum(first[0]), sum(second[0])]
-        self._shape = self._size(max(self._probes[1], 1e-6))
+        self._shape = self._size(max(sum(second[0]), 1e-6))
         self._spent_s += time.perf_counter() - start
 
     def take(self) -> np.ndarray:
@@ -137,7 +136,6 @@ class BlockSampler:
         return np.asarray(self._blocks), {
             "calls_per_block": per_block,
             "inner": inner,
-            "first_calls": self._probes,
             "stop": self.stop,
             "cached": [scope for scope, check in self._checks.items() if check.is_cached],
             "precision": self._timing.rel_ci,
