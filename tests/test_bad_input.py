@@ -139,7 +139,7 @@ WITHOUT_DATABASE = {
     "merge HERE/text.txt": "text.txt cannot be opened (file is not a database)",
     "merge HERE": "is a folder; name a file",
     "merge HERE/foreign.sqlite": "foreign.sqlite is not a nanolib database; name another",
-    "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 5; move the file away and measure again",
+    "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 6; move the file away and measure again",
     "merge HERE/cut.sqlite": "cut.sqlite",
     "ab one": "revision: 'one' is given; give two",
     "ab nowhere . --call json:dumps": "'nowhere' is not a commit",

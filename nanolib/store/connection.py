@@ -13,7 +13,7 @@ from nanolib.store.schema import (
     APPLICATION_ID,
     SCHEMA,
     SCHEMA_VERSION,
-    TRACE_TABLES,
+    TABLES_OF_CASES,
     columns_of,
 )
 
@@ -238,23 +238,15 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
     )
     taken = db.execute(better).fetchall()
-    # Each database numbers its own rows, so nanolib does not copy the row IDs.
-    columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
         place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # SQLite also deletes the traces.
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # SQLite also deletes its rows.
         db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
-        db.execute(
-            f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"
-            " WHERE run_id = ? ORDER BY rowid",
-            run,
-        )
-        traces = "FROM other.traces WHERE run_id = ?"
-        db.execute(f"INSERT INTO main.traces SELECT * {traces} ORDER BY rowid", run)
-        for table in TRACE_TABLES:
-            chosen = f"SELECT * FROM other.{table} WHERE trace_id IN (SELECT trace_id {traces})"
-            db.execute(f"INSERT INTO main.{table} {chosen}", run)
+        for table in TABLES_OF_CASES:
+            columns = ", ".join(columns_of(db, table))
+            chosen = f"SELECT {columns} FROM other.{table} WHERE run_id = ? ORDER BY id"
+            db.execute(f"INSERT INTO main.{table} ({columns}) {chosen}", run)
         if place:  # A replaced run keeps its place in the order.
             db.execute("UPDATE main.runs SET rowid = ? WHERE run_id = ?", (*place, *run))
     return len(taken)

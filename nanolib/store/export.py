@@ -15,7 +15,15 @@ from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import expanded, put_in_place
 from nanolib.store.connection import write_schema
 from nanolib.store.query import Reader
-from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert, listed
+from nanolib.store.schema import (
+    JSON,
+    LISTED,
+    TABLES_OF_CASES,
+    TRACE_TABLES,
+    columns_of,
+    insert,
+    listed,
+)
 
 PUBLIC = {
     "machines": (
@@ -73,7 +81,6 @@ PUBLIC = {
         "flags",
         "details",
     ),
-    "traces": ("trace_id", "run_id", "case_id", "names"),
 }
 _TEXTS = {
     "label",
@@ -85,7 +92,6 @@ _TEXTS = {
     "factors",
     "scope",
     "details",
-    "names",
     "gpus",
     "driver",
 }
@@ -182,21 +188,20 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
-        "measurements": of_runs,
-        "traces": of_runs,
-    }
-    of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
-    chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
+    } | dict.fromkeys(TABLES_OF_CASES, of_runs)
     with new_file(target) as file:
         write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder.
         with closing(sqlite3.connect(file)) as copy, copy:
             for table, condition in chosen.items():
-                names = [name for name in columns_of(copy, table) if name != "id"]
-                order = "number" if table in TRACE_TABLES else "rowid"
-                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY {order}"
+                names = columns_of(copy, table)
+                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY rowid"
                 for values in store.connection.execute(query, ids):
                     row = dict(zip(names, values, strict=True))
-                    insert(copy, table, row if table in TRACE_TABLES else _public_row(table, row))
+                    insert(
+                        copy,
+                        table,
+                        redact(row) if table in TRACE_TABLES else _public_row(table, row),
+                    )
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
