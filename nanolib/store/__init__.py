@@ -10,8 +10,7 @@ The modules of this package never import torch, models or meters.
 - `identity` finds out whether the process of a run has ended.
 """
 
-from nanolib.store.connection import check_mergeable
 from nanolib.store.schema import Run
 from nanolib.store.store import Store
 
-__all__ = ["Run", "Store", "check_mergeable"]
+__all__ = ["Run", "Store"]

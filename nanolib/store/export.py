@@ -13,7 +13,7 @@ from typing import Any
 
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import expanded, put_in_place
-from nanolib.store.connection import write_schema
+from nanolib.store.connection import make_tables
 from nanolib.store.query import Reader
 from nanolib.store.schema import (
     JSON,
@@ -158,13 +158,11 @@ def new_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path. If the context ends without an error, move the file to `target`.
 
     Raises:
-        BadInput: The target exists or cannot be written.
+        BadInput: The target cannot be written.
     """
     try:
         with put_in_place(target) as file:
             yield file
-    except FileExistsError:
-        raise BadInput(f"export: {target} exists; name a new file") from None
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(
@@ -182,26 +180,25 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
         target: Path of the new database.
 
     Raises:
-        BadInput: The file exists or cannot be written.
+        BadInput: The file cannot be written.
     """
     ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
     } | dict.fromkeys(TABLES_OF_CASES, of_runs)
-    with new_file(target) as file:
-        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder.
-        with closing(sqlite3.connect(file)) as copy, copy:
-            for table, condition in chosen.items():
-                names = columns_of(copy, table)
-                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY rowid"
-                for values in store.connection.execute(query, ids):
-                    row = dict(zip(names, values, strict=True))
-                    insert(
-                        copy,
-                        table,
-                        redact(row) if table in TRACE_TABLES else _public_row(table, row),
-                    )
+    with new_file(target) as file, closing(sqlite3.connect(file)) as copy, copy:
+        make_tables(copy, "DELETE")  # A file with WAL cannot be read in a read-only folder.
+        for table, condition in chosen.items():
+            names = columns_of(copy, table)
+            query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY rowid"
+            for values in store.connection.execute(query, ids):
+                row = dict(zip(names, values, strict=True))
+                insert(
+                    copy,
+                    table,
+                    redact(row) if table in TRACE_TABLES else _public_row(table, row),
+                )
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:

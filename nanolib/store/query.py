@@ -264,7 +264,9 @@ class Reader(Connection):
         """Read the rows of a query, with parsed JSON columns."""
         import pandas as pd
 
-        frame = pd.read_sql_query(query, self.connection, params=list(values))
+        found = self.connection.execute(query, list(values))
+        names = [name for name, *_ in found.description]
+        frame = pd.DataFrame.from_records(found.fetchall(), columns=names, coerce_float=True)
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         return frame

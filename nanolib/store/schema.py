@@ -9,8 +9,6 @@ from typing import Any
 
 from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
-APPLICATION_ID = 0x6E616E6F  # The letters "nano" mark nanolib's files.
-
 # Columns of the tables of readings that are too many for rows of `measurements`.
 TRACE_TABLES = {
     "power_samples": "source TEXT, at_us INTEGER, watts REAL, joules REAL, low REAL, high REAL",
@@ -90,7 +88,6 @@ SCHEMA = (
         for name, columns in TRACE_TABLES.items()
     ),
     *(f"CREATE INDEX {name}_by_case ON {name} (run_id, case_id)" for name in TRACE_TABLES),
-    f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 

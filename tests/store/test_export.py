@@ -120,8 +120,7 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.link", full)
-    monkeypatch.setattr("pathlib.Path.rename", full)
+    monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(BadInput, match=r"y.* cannot be written \(No space left .*; free space"):
         export.write(store, ["a"], folder / f"y{ending}")
     assert [file.name for file in folder.iterdir()] == [f"x{ending}"]

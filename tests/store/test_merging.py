@@ -17,7 +17,7 @@ TABLES = ("machines", "runs", "measurements", *TRACE_TABLES)
 
 
 def _contents(path):
-    """Return all rows of a database, without the IDs of measurements and traces."""
+    """Return all rows of a database, without the IDs that each database numbers itself."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         found = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
     numbered = TABLES[2:]
