@@ -12,7 +12,7 @@ import pandas as pd
 
 from nanolib.measurement import BadInput, printable
 from nanolib.store import Store
-from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
+from nanolib.store.export import export_database, new_file, public_row
 
 _ENDINGS = (".sqlite", ".json", ".csv", ".md")
 
@@ -51,19 +51,18 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
 
 
 def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
-    """Return database tables as JSON, without private columns.
+    """Return database tables as JSON, without private data.
 
     Args:
         tables: Rows of each table, by the name of the table.
         more: Further values of the JSON object.
     """
-    content = {name: _public_records(name, rows) for name, rows in tables.items()}
+    content = {name: _public(rows).to_dict("records") for name, rows in tables.items()}
     return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    records = _public_records("measurements", rows)
-    table = pd.DataFrame(records, columns=PUBLIC["measurements"])
+    table = _public(rows)
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
     return table
@@ -77,10 +76,12 @@ def _markdown(table: pd.DataFrame) -> str:
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
 
 
-def _public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows of a database table as JSON records, without private columns and without NaN."""
+def _public(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of a database table without private data, samples and NaN."""
+    columns = [name for name in rows if name not in ("id", "samples")]
+    rows = rows[[name for name in columns if not name.startswith("factor.")]]
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    return list(public_rows(name, records))
+    return pd.DataFrame(map(public_row, records), columns=rows.columns, dtype=object)
 
 
 def csv_text(table: pd.DataFrame) -> str:
