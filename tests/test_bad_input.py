@@ -130,7 +130,6 @@ WITHOUT_DATABASE = {
     "plan hf:LlamaForCausalLM -p foo=1 --memory 1GiB": "'foo' is not a field of LlamaConfig",
     "plan hf:Gemma2ForCausalLM --ranks 2 --batch-size 2 --memory 1GiB": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
     "runs": "does not exist; run `nano run quick` first",
-    "report --output HERE/damaged": "cannot be",
     "init HERE/text.txt": "is not an empty folder",
     "export HERE/x.json": "does not exist",
     "clean": "no run is chosen; name the runs to delete",
@@ -200,8 +199,6 @@ def here(tmp_path, measured):
     shutil.copy(measured, folder / "good.sqlite")
     content = measured.read_bytes()
     (folder / "cut.sqlite").write_bytes(content[:5000])
-    (folder / "damaged").mkdir()
-    (folder / "damaged" / "results.sqlite").write_bytes(content[: len(content) // 2] + bytes(1000))
     shutil.copy(measured, folder / "newer.sqlite")
     for name, statement in {
         "foreign": "CREATE TABLE t (x)",

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import sqlite3
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import BadInput, printable
+from nanolib.paths import put_in_place
 from nanolib.store import Store
-from nanolib.store.export import export_database, new_file, public_row
+from nanolib.store.export import export_database, public_row
 
 _ENDINGS = (".sqlite", ".json", ".csv", ".md")
 
@@ -26,7 +28,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         target: Path that ends with `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: The ending is unknown, there are no runs, or the file exists.
+        BadInput: The ending is unknown, there are no runs, or the file exists or cannot be written.
     """
     if target.suffix not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -35,19 +37,29 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
-    if target.suffix == ".sqlite":
-        export_database(store, run_ids, target)
-        return
+    try:
+        with put_in_place(target) as file:
+            if target.suffix == ".sqlite":
+                export_database(store, run_ids, file)
+            else:
+                text = _text(store, run_ids, target.suffix)
+                file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"export: {target} cannot be written ({reason}); "
+            "free space on the disk, or name another folder"
+        ) from error
+
+
+def _text(store: Store, run_ids: list[str], ending: str) -> str:
+    """Return runs as JSON, CSV or Markdown."""
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
-    tables = {"runs": runs, "machines": machines, "measurements": store.measurements(run_ids)}
-    if target.suffix == ".json":
-        text = json_text(tables)
-    else:
-        table = _table(tables["measurements"])
-        text = csv_text(table) if target.suffix == ".csv" else _markdown(table)
-    with new_file(target) as file:
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    rows = store.measurements(run_ids)
+    if ending == ".json":
+        return json_text({"runs": runs, "machines": machines, "measurements": rows})
+    return csv_text(_table(rows)) if ending == ".csv" else _markdown(_table(rows))
 
 
 def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:

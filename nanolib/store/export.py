@@ -6,13 +6,13 @@ import json
 import platform
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, RunStatus
-from nanolib.paths import expanded, put_in_place
+from nanolib.measurement import RunStatus
+from nanolib.paths import expanded
 from nanolib.store.connection import make_tables
 from nanolib.store.query import Reader
 from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, listed
@@ -86,41 +86,23 @@ def public_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path. If the context ends without an error, move the file to `target`.
-
-    Raises:
-        BadInput: The target cannot be written.
-    """
-    try:
-        with put_in_place(target) as file:
-            yield file
-    except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"export: {target} cannot be written ({reason}); "
-            "free space on the disk, or name another folder"
-        ) from error
-
-
-def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None:
+def export_database(store: Reader, run_ids: Iterable[str], file: Path) -> None:
     """Write runs to a new database without private data.
 
     Args:
         store: Database with the runs.
         run_ids: IDs of the runs.
-        target: Path of the new database.
+        file: Path of the new database, which must not exist.
 
     Raises:
-        BadInput: The file cannot be written.
+        sqlite3.Error: The file cannot be written.
     """
     ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
     } | dict.fromkeys(TABLES_OF_CASES, of_runs)
-    with new_file(target) as file, closing(sqlite3.connect(file)) as copy, copy:
+    with closing(sqlite3.connect(file)) as copy, copy:
         make_tables(copy, "DELETE")  # A file with WAL cannot be read in a read-only folder.
         for table, condition in chosen.items():
             names = columns_of(copy, table)
