@@ -104,26 +104,19 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def put_in_place(target: Path) -> Iterator[Path]:
-    """Write a new file completely or not at all.
+    """Write a file completely or not at all.
 
     Args:
-        target: The file to create.
+        target: The file to create or to replace.
 
     Yields:
         A temporary path. Write the file to this path within the context. When the context ends,
         nanolib moves the file to the target. After an exception, nanolib deletes the file.
 
     Raises:
-        FileExistsError: The target already exists.
         OSError: The system cannot write the target.
     """
     with tempfile.TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder:
         file = Path(folder) / target.name
         yield file
-        try:
-            # A rename would replace a target that another process has created in the meantime.
-            os.link(file, target)
-        except OSError:  # The target exists, or the file system has no hard links.
-            if os.path.lexists(target):
-                raise FileExistsError(target) from None
-            file.rename(target)
+        file.replace(target)

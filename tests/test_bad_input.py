@@ -130,16 +130,15 @@ WITHOUT_DATABASE = {
     "plan hf:LlamaForCausalLM -p foo=1 --memory 1GiB": "'foo' is not a field of LlamaConfig",
     "plan hf:Gemma2ForCausalLM --ranks 2 --batch-size 2 --memory 1GiB": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
     "runs": "does not exist; run `nano run quick` first",
-    "report --output HERE/damaged": "cannot be",
     "init HERE/text.txt": "is not an empty folder",
     "export HERE/x.json": "does not exist",
     "clean": "no run is chosen; name the runs to delete",
     "clean --older-than -3d": "--older-than: '-3d' is not valid",
     "merge": "Missing argument 'DATABASE...'",
-    "merge HERE/text.txt": "text.txt cannot be opened (file is not a database)",
+    "merge HERE/text.txt": "text.txt cannot be used (file is not a database)",
     "merge HERE": "is a folder; name a file",
-    "merge HERE/foreign.sqlite": "foreign.sqlite is not a nanolib database; name another",
-    "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 5; move the file away and measure again",
+    "merge HERE/foreign.sqlite": "foreign.sqlite has schema 0, but nanolib needs schema 6; name another file",
+    "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 6; name another file, or move the file away",
     "merge HERE/cut.sqlite": "cut.sqlite",
     "ab one": "revision: 'one' is given; give two",
     "ab nowhere . --call json:dumps": "'nowhere' is not a commit",
@@ -165,7 +164,7 @@ WITH_DATABASE = {
     "export HERE/none/x.json": "none",
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare HERE/pipe latest": "pipe",
-    "compare latest HERE/text.txt": "text.txt cannot be opened",
+    "compare latest HERE/text.txt": "text.txt cannot be used",
     "compare latest latest --chart HERE/x.doc": "x.doc",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
     "ab . . --call json:dumps --json HERE/none/x.json": "none is not a folder; create it, or name a folder",
@@ -177,7 +176,7 @@ WITH_DATABASE = {
     "history --metric speed": "'speed'",
     "report --to HERE/text.txt": "text.txt",
     "clean --keep -1": "-1 is not in the range x>=0",
-    "merge HERE/good.sqlite OUT/results.sqlite": "is this database itself; name another",
+    "merge OUT/results.sqlite": "is this database itself; name another",
 }
 
 
@@ -200,8 +199,6 @@ def here(tmp_path, measured):
     shutil.copy(measured, folder / "good.sqlite")
     content = measured.read_bytes()
     (folder / "cut.sqlite").write_bytes(content[:5000])
-    (folder / "damaged").mkdir()
-    (folder / "damaged" / "results.sqlite").write_bytes(content[: len(content) // 2] + bytes(1000))
     shutil.copy(measured, folder / "newer.sqlite")
     for name, statement in {
         "foreign": "CREATE TABLE t (x)",

@@ -8,7 +8,7 @@ import click
 
 from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_option, output_option
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path, expanded, output_folder
+from nanolib.paths import expanded, output_folder
 
 NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 _RUN = ["run", "experiment", "suite", "label", "started"]
@@ -113,10 +113,10 @@ def export(target: Path, names: tuple[str, ...]) -> None:
 @output_option
 def merge(databases: tuple[str, ...]) -> None:
     """Import the runs of other databases. A repeated import changes nothing."""
-    from nanolib.store import Store, check_mergeable
+    from nanolib.store import Store
 
-    for path in databases:  # An invalid database must not cause a partial import.
-        check_mergeable(Path(path), database_path())
+    for path in databases:  # A wrong path must not create an empty database.
+        Store(path, create=False).close()
     with Store() as store:
         for path in databases:
             echo(f"{path}: imported {store.merge(path)} run(s)")

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import sqlite3
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import BadInput, printable
+from nanolib.paths import put_in_place
 from nanolib.store import Store
-from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
+from nanolib.store.export import export_database, public_row
 
 _ENDINGS = (".sqlite", ".json", ".csv", ".md")
 
@@ -26,7 +28,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         target: Path that ends with `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: The ending is unknown, there are no runs, or the file exists.
+        BadInput: The ending is unknown, there are no runs, or the file exists or cannot be written.
     """
     if target.suffix not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -35,35 +37,44 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
-    if target.suffix == ".sqlite":
-        export_database(store, run_ids, target)
-        return
+    try:
+        with put_in_place(target) as file:
+            if target.suffix == ".sqlite":
+                export_database(store, run_ids, file)
+            else:
+                text = _text(store, run_ids, target.suffix)
+                file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(
+            f"export: {target} cannot be written ({reason}); "
+            "free space on the disk, or name another folder"
+        ) from error
+
+
+def _text(store: Store, run_ids: list[str], ending: str) -> str:
+    """Return runs as JSON, CSV or Markdown."""
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
-    tables = {"runs": runs, "machines": machines, "measurements": store.measurements(run_ids)}
-    if target.suffix == ".json":
-        text = json_text(tables)
-    else:
-        table = _table(tables["measurements"])
-        text = csv_text(table) if target.suffix == ".csv" else _markdown(table)
-    with new_file(target) as file:
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    rows = store.measurements(run_ids)
+    if ending == ".json":
+        return json_text({"runs": runs, "machines": machines, "measurements": rows})
+    return csv_text(_table(rows)) if ending == ".csv" else _markdown(_table(rows))
 
 
 def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
-    """Return database tables as JSON, without private columns.
+    """Return database tables as JSON, without private data.
 
     Args:
         tables: Rows of each table, by the name of the table.
         more: Further values of the JSON object.
     """
-    content = {name: _public_records(name, rows) for name, rows in tables.items()}
+    content = {name: _public(rows).to_dict("records") for name, rows in tables.items()}
     return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    records = _public_records("measurements", rows)
-    table = pd.DataFrame(records, columns=PUBLIC["measurements"])
+    table = _public(rows)
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
     return table
@@ -77,10 +88,12 @@ def _markdown(table: pd.DataFrame) -> str:
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
 
 
-def _public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows of a database table as JSON records, without private columns and without NaN."""
+def _public(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of a database table without private data, samples and NaN."""
+    columns = [name for name in rows if name not in ("id", "samples")]
+    rows = rows[[name for name in columns if not name.startswith("factor.")]]
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
-    return list(public_rows(name, records))
+    return pd.DataFrame(map(public_row, records), columns=rows.columns, dtype=object)
 
 
 def csv_text(table: pd.DataFrame) -> str:

@@ -19,6 +19,7 @@ from nanolib.meters.machine import usable_cores
 from nanolib.meters.memory import MIB
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.sampler import Timing
+from nanolib.meters.trace import Trace
 from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import Interval, mean_interval
 
@@ -26,8 +27,8 @@ from nanolib.stats.intervals import Interval, mean_interval
 Ceilings = dict[str, Interval]
 # Name of a metric → predicted value, or the value of each algorithm.
 Predicted = dict[str, float | str | dict[str, float]]
-# The generator yields rows and timings, and receives the rows of each timing by scope.
-Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
+# The generator yields rows, timings and a trace, and receives the rows of each timing by scope.
+Measuring = Generator[Measurement | Timing | Trace, dict[str, Measurement] | None, None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class Case:
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Yield the rows of the case, and a `Timing` for each latency that its group compares.
 
-        After each `Timing`, the generator receives the rows of the timing by scope.
+        After each `Timing`, the generator receives the rows of the timing by scope. A case with
+        power samples or times of layers also yields a `Trace`. The case yields it before the first
+        reading, so that nanolib stores the rows of a failed case too.
 
         Args:
             params: Parameters of the notebook.

@@ -109,7 +109,8 @@ def expected_s(
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))
     alike = [run.run_id for run in runs.itertuples() if _timing(run.params) == timing]
     rows = store.measurements(alike)
-    ended = rows[(rows["metric"] == "case_duration") & rows["estimate"].notna()]
+    # A peak rate that was copied from another run of its command has a duration of 0 s.
+    ended = rows[(rows["metric"] == "case_duration") & (rows["estimate"] > 0)]
     if ended.empty:
         return None
     usual = np.quantile(ended["estimate"], [0.25, 0.5, 0.75])

@@ -16,14 +16,12 @@ from nanolib.meters.machine import limit_threads
 from nanolib.meters.time.latency import measure, measure_in_turns, measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
+from nanolib.meters.trace import Trace
 from nanolib.run.case import Case, Ceilings, Measuring, Plan
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
-from nanolib.run.peaks_case import ceilings_of
 from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
-from nanolib.store import Store
-from nanolib.store.traces import recording
 
 _GRACE_S = 5.0  # Extra time in which an interrupted case reports its own timeout, s.
 # nanolib multiplies matrices of this size for this time, to see the machine's current speed.
@@ -53,7 +51,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
 
 
 def start_case(case: Case, params: Params, ceilings: Ceilings) -> Measuring:
-    """Yield the rows and timings of a case if the case can run on this machine.
+    """Yield the rows, the timings and the trace of a case if the case can run on this machine.
 
     Args:
         case: Case to measure.
@@ -109,7 +107,10 @@ def measure_group(
         with within(case_id), contextlib.suppress(StopIteration):
             made = steps[case_id].send(answer)
             while not isinstance(made, Timing):
-                add(case_id, made)
+                if isinstance(made, Trace):
+                    outcomes[case_id].traces = made.rows
+                else:
+                    add(case_id, made)
                 made = next(steps[case_id])
             waiting[case_id] = made
             return
@@ -218,32 +219,15 @@ def _speed_up_apart(base: Measurement, own: Measurement, drift: float, scope: st
     )
 
 
-def run_here(
-    params: Params,
-    cases: Sequence[Case],
-    store: Store,
-    run_id: str,
-    report: Callable[..., object] = lambda *_: None,
-) -> dict[str, Outcome]:
-    """Measure one case and store its traces, or measure a group without traces."""
-    (first, *others), traced = cases, contextlib.nullcontext()
-    if not others:
-        traced = recording(lambda: store.new_trace(run_id, first.case_id))
-    with traced:
-        return measure_group(cases, params, ceilings_of(store, run_id), report)
-
-
 def run_in_process(
-    params: Params, cases: Sequence[Case], store: Store, run_id: str, stop: threading.Event
+    cases: Sequence[Case], params: Params, ceilings: Ceilings, stop: threading.Event
 ) -> dict[str, Outcome]:
     """Measure one case or a group in a fresh process, under the time limit of each case.
 
     Args:
-        params: Parameters of the experiment.
         cases: Cases to measure.
-        store: Database with the peak rates of the run. The process also writes traces to this
-            database.
-        run_id: ID of the run.
+        params: Parameters of the notebook.
+        ceilings: Peak rates, as for `roofline_ms`.
         stop: Event that ends the process.
 
     Returns:
@@ -256,7 +240,7 @@ def run_in_process(
     began, at = time.perf_counter(), cases[0].case_id
     partial = defaultdict(Outcome)
     outcomes = {}
-    given = (params, list(cases), str(store.path.absolute()), run_id)
+    given = list(cases), params, ceilings
     limit_s = params.case_timeout_s + _GRACE_S
     try:
         for at, sent in call_in_process(_serve, *given, limit_s=limit_s, stopped=stop.is_set):
@@ -277,7 +261,7 @@ def run_in_process(
 
 
 def _serve(
-    send: Callable[[Any], None], params: Params, cases: Sequence[Case], database: str, run_id: str
+    send: Callable[[Any], None], cases: Sequence[Case], params: Params, ceilings: Ceilings
 ) -> None:
     """Measure cases in a new process, and send pairs of a case ID and a value.
 
@@ -289,7 +273,7 @@ def _serve(
         send((case_id, what))
 
     params.look(cases)
-    with Store(database, create=False) as store, limit_threads():
-        outcomes = run_here(params, cases, store, run_id, report)
+    with limit_threads():
+        outcomes = measure_group(cases, params, ceilings, report)
     for case_id, outcome in outcomes.items():
         report(case_id, outcome)

@@ -17,7 +17,6 @@ from nanolib.run.case import Case, Ceilings, Plan
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
-METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
 # nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
 _LONGER = 4
 
@@ -87,8 +86,9 @@ def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
     """
     query = (
         "SELECT scope, coalesce(low, estimate), estimate, coalesce(high, estimate)"
-        " FROM results WHERE ? IN (run_id, machine_id) AND estimate > 0"
-        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY id"
+        " FROM runs JOIN measurements USING (run_id)"
+        " WHERE ? IN (run_id, machine_id) AND estimate > 0"
+        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY started, id"
     )
     found = store.connection.execute(query, (run_or_machine,))
     return {scope: Interval(*ends) for scope, *ends in found}
@@ -108,18 +108,26 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
         One row. The list is empty if no other run has measured the rate, or if the case does not
         measure a peak rate.
     """
-    run = store.runs_of([run_id]).iloc[0]
-    command = run.launch.partition("/")[0]
-    if type(case) is not CeilingCase or not command:
+    if type(case) is not CeilingCase:
         return []
-    of_command = "launch || '/' LIKE ? AND machine_id = ? AND device = ? AND run_id != ?"
-    others = store.runs(of_command, (f"{command}/%", run.machine_id, run.device, run_id))
-    rows = store.measurements(list(others.run_id), samples=True)
-    is_peak = rows["metric"].isin(METRICS_OF_CEILINGS) & rows["estimate"].notna()
-    for row in rows[is_peak & (rows["scope"] == case.ceiling)].to_dict("records"):
-        row["message"] += f"; measured by run {row['run_id'][:8]} of the same command"
-        return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
-    return []
+    of_run = "SELECT launch, machine_id FROM runs WHERE run_id = ?"
+    launch, machine_id = store.connection.execute(of_run, (run_id,)).fetchone()
+    command = launch.partition("/")[0]
+    query = (
+        "SELECT run_id, metric FROM measurements JOIN runs USING (run_id)"
+        " WHERE case_id = ? AND machine_id = ? AND launch || '/' LIKE ? AND estimate > 0"
+        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY id LIMIT 1"
+    )
+    values = (case.case_id, machine_id, f"{command}/%")
+    found = store.connection.execute(query, values).fetchone() if command else None
+    if found is None:
+        return []
+    other, metric = found
+    rows = store.measurements([other], samples=True)
+    of_case = (rows["case_id"] == case.case_id) & (rows["metric"] == metric)
+    (row,) = rows[of_case].to_dict("records")
+    row["message"] += f"; measured by run {other[:8]} of the same command"
+    return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
 
 
 def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: Ceilings) -> float | None:

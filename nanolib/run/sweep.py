@@ -30,12 +30,12 @@ from nanolib.run.group import (
     fit_together,
     grouped,
     measure_apart,
-    run_here,
+    measure_group,
     run_in_process,
 )
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
-from nanolib.run.peaks_case import measured_before
+from nanolib.run.peaks_case import ceilings_of, measured_before
 from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
 from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome
@@ -255,13 +255,13 @@ class _Sweep:
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
-        given = self._params, cases, self._store, self._run_id
+        given = cases, self._params, ceilings_of(self._store, self._run_id)
         # A case during which the run was killed may kill its process again, so the case gets a
         # fresh process. Under torchrun, a fresh process would lack the ranks of other machines.
         was_killed = any(case.case_id in self._attempts for case in cases)
         if (self._isolated or was_killed) and not under_torchrun():
             return run_in_process(*given, self._stop)
-        outcomes = run_here(*given)
+        outcomes = measure_group(*given)
         # A fresh process can still use a device that this process has lost.
         self._isolated = any("device_lost" in outcome.details for outcome in outcomes.values())
         return outcomes
@@ -285,7 +285,7 @@ def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> No
     """Store the rows of a case. If a row is not valid, store only the failure of the case."""
     rows = [outcome.ending, *outcome.rows]
     try:
-        store.write_case(run_id, case.case_id, case.factors, rows)
+        store.write_case(run_id, case.case_id, case.factors, rows, outcome.traces)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
         message = f"the case has rows that cannot be stored: {one_line(error)}"
         broken = replace(outcome.ending, status=Status.ERROR, message=message)

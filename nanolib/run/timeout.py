@@ -47,6 +47,7 @@ class Outcome:
 
     Attributes:
         rows: Measured rows, in order, including the rows from before a failure.
+        traces: Rows of the case's trace, by the name of their table.
         status: Status of the case at its end.
         message: Reason for the status, in one line.
         seconds: Duration of the case, in s.
@@ -56,6 +57,7 @@ class Outcome:
     """
 
     rows: list[Measurement] = field(default_factory=list)
+    traces: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     status: Status = Status.OK
     message: str = ""
     seconds: float = 0.0

@@ -5,14 +5,12 @@ The modules of this package never import torch, models or meters.
 - `schema` defines the tables.
 - `connection` opens and merges database files.
 - `store` writes and deletes runs.
-- `query` reads runs, measurements and traces.
-- `traces` writes the rows of traces in a thread.
+- `query` reads runs and measurements.
 - `export` writes files without private names.
 - `identity` finds out whether the process of a run has ended.
 """
 
-from nanolib.store.connection import check_mergeable
 from nanolib.store.schema import Run
 from nanolib.store.store import Store
 
-__all__ = ["Run", "Store", "check_mergeable"]
+__all__ = ["Run", "Store"]

@@ -1,30 +1,20 @@
 """Create, open and merge database files, and write transactions."""
 
-import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path, make_folder, put_in_place
-from nanolib.store.schema import (
-    APPLICATION_ID,
-    SCHEMA,
-    SCHEMA_VERSION,
-    TRACE_TABLES,
-    columns_of,
-)
+from nanolib.paths import database_path, make_folder
+from nanolib.store.schema import SCHEMA, SCHEMA_VERSION, TABLES_OF_CASES, columns_of
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-# If two databases contain the same run, a merge keeps the copy with the greater rank. Copies are
-# ranked first by status, then by finished cases, and then by rows.
+# If two databases contain the same run, a merge keeps the copy with the greater rank.
 _RANK = (
-    "({run}.status = 'done',"
-    " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
-    " AND metric = 'case_duration' AND status != 'started'),"
-    " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id))"
+    "({run}.status = 'done', (SELECT count(*) FROM {schema}.measurements m"
+    " WHERE m.run_id = {run}.run_id AND metric = 'case_duration' AND m.status != 'started'))"
 )
 
 
@@ -33,31 +23,32 @@ class Connection:
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()
-        if not self.path.exists():
-            if not create:
-                raise BadInput(
-                    f"database: {self.path} does not exist; "
-                    "run `nano run quick` first or name another database"
-                )
-            make_folder(self.path.parent)
-            make_database(self.path)
         if self.path.is_dir():
             raise BadInput(f"database: {self.path} is a folder; name a file")
-        self.connection = _connected(self.path)
+        if create:
+            make_folder(self.path.parent)
+        elif not self.path.exists():
+            raise BadInput(
+                f"database: {self.path} does not exist; "
+                "run `nano run quick` first or name another database"
+            )
         try:
-            check_version(self.connection, self.path)
+            self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+            if create:
+                make_tables(self.connection, "WAL")
+            version = value_of(self.connection.execute("PRAGMA user_version"))
             self.connection.execute("PRAGMA foreign_keys = ON")
             # A network file system may have refused WAL. Any other journal mode needs full syncs to
             # survive a power failure.
-            journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
-            synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
-            self.connection.execute(f"PRAGMA synchronous = {synchronous}")
+            if value_of(self.connection.execute("PRAGMA journal_mode")) == "wal":
+                self.connection.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.DatabaseError as error:
-            self.connection.close()
             raise BadInput(unusable(self.path, error)) from None
-        except BadInput:
-            self.connection.close()
-            raise
+        if version != SCHEMA_VERSION:
+            raise BadInput(
+                f"database: {self.path} has schema {version}, but nanolib needs schema "
+                f"{SCHEMA_VERSION}; name another file, or move the file away and measure again"
+            )
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -99,16 +90,17 @@ class Connection:
             BadInput: The other database is missing, is this database, or contains an invalid row.
                 After an error, this database is unchanged.
         """
-        check_mergeable(path, self.path)
-        self.connection.execute("ATTACH DATABASE ? AS other", (_uri(Path(path)),))
+        with Connection(path, create=False) as other:
+            if other.path.resolve() == self.path.resolve():
+                raise BadInput(f"database: {path} is this database itself; name another file")
+        self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
         try:
             with self.transaction() as db:
                 return _merge_attached(db)
         except sqlite3.DatabaseError as error:
-            if value_of(self.connection.execute("PRAGMA main.quick_check(1)")) != "ok":
-                raise BadInput(unusable(self.path, error)) from None
             raise BadInput(
-                f"database: {path} cannot be merged ({error}); nothing changed; name another file"
+                f"database: {path} cannot be merged into {self.path} ({error}); nothing changed; "
+                "name another file"
             ) from None
         finally:
             self.connection.execute("DETACH DATABASE other")
@@ -122,76 +114,34 @@ class Connection:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
-        # The error of pandas contains the error of SQLite.
-        found = error if isinstance(error, sqlite3.Error) else getattr(error, "__cause__", None)
-        if isinstance(found, sqlite3.DatabaseError) and not isinstance(error, BadInput):
-            raise BadInput(unusable(self.path, found)) from error
+        if isinstance(error, sqlite3.DatabaseError):  # A part of the file may be damaged.
+            raise BadInput(unusable(self.path, error)) from error
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(_uri(path), timeout=WAIT_S, isolation_level=None, uri=True)
-
-
-def _uri(path: Path) -> str:
-    """Return the URI of a file. In a read-only folder, SQLite cannot create the files for WAL."""
-    uri = path.absolute().as_uri()
-    if os.access(path.parent, os.W_OK):
-        return uri
-    has_wal = path.with_name(f"{path.name}-wal").exists()
-    return f"{uri}?mode=ro" if has_wal else f"{uri}?immutable=1"
-
-
-def make_database(path: Path) -> None:
-    """Create an empty database, unless another process creates the same file at the same time.
-
-    Raises:
-        BadInput: The file cannot be written.
-    """
-    try:
-        with put_in_place(path) as file:
-            write_schema(file, "WAL")
-    except FileExistsError:
+def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
+    """Create the tables in a file without tables. Several processes may call this at once."""
+    if _has_tables(db):
         return
-    except (OSError, sqlite3.Error) as error:
-        raise BadInput(unusable(path, error)) from None
+    # SQLite ignores this pragma after the first table.
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
+    db.execute("BEGIN IMMEDIATE")
+    if not _has_tables(db):
+        for statement in SCHEMA:
+            db.execute(statement)
+    db.execute("COMMIT")
 
 
-def write_schema(file: Path, journal_mode: str) -> None:
-    """Create the tables in a new file."""
-    with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        # SQLite ignores this pragma after the first table.
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
-        db.executescript(";".join(("BEGIN", *SCHEMA, "COMMIT")))
-
-
-def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that an open file is a nanolib database with the current schema.
-
-    Raises:
-        BadInput: Another program wrote the file, or the file has another schema.
-    """
-    application, version = (
-        value_of(connection.execute(f"PRAGMA {name}"))
-        for name in ("application_id", "user_version")
-    )
-    if application != APPLICATION_ID:
-        raise BadInput(f"database: {path} is not a nanolib database; name another file")
-    if version != SCHEMA_VERSION:
-        raise BadInput(
-            f"database: {path} has schema {version}, but nanolib needs schema {SCHEMA_VERSION}; "
-            "move the file away and measure again"
-        )
+def _has_tables(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
 
 
 def unusable(path: Path, error: Exception) -> str:
-    """Return an error message that says why a file cannot be used, and what to do."""
-    problem = f"cannot be opened ({error}); name another file, or move the file away"
-    if "is locked" in str(error):
-        problem = "is locked by another program; close that program, or name another file"
-    elif isinstance(error, sqlite3.OperationalError | OSError):
-        problem = f"cannot be used ({error}); free space, or name a folder that you can write to"
-    return f"database: {path} {problem}"
+    """Return an error message with SQLite's reason why a file cannot be used."""
+    return (
+        f"database: {path} cannot be used ({error}); close programs that use it, free space, or "
+        "name another file"
+    )
 
 
 def value_of(rows: sqlite3.Cursor) -> Any:
@@ -209,27 +159,6 @@ def days_ago(db: sqlite3.Connection, days: float) -> str:
     return value_of(db.execute("SELECT strftime(?, 'now', ?)", ago)) or ""
 
 
-def check_mergeable(path: str | Path, into: Path) -> None:
-    """Check that a file is a nanolib database, and that it is not the receiving database.
-
-    Args:
-        path: Path of the database to merge.
-        into: Path of the database that would receive the runs.
-
-    Raises:
-        BadInput: The file is missing, is not a nanolib database, or is the same database.
-
-    Example:
-        >>> from pathlib import Path
-        >>> check_mergeable("colleague.sqlite", Path("results.sqlite"))
-        Traceback (most recent call last):
-        nanolib.measurement.BadInput: ...colleague.sqlite...
-    """
-    with Connection(path, create=False) as other:
-        if other.path.resolve() == into.resolve():
-            raise BadInput(f"database: {path} is this database itself; name another file")
-
-
 def _merge_attached(db: sqlite3.Connection) -> int:
     """Import the runs of the attached database, and return their number."""
     ours, theirs = _RANK.format(schema="main", run="r"), _RANK.format(schema="other", run="o")
@@ -238,23 +167,11 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
     )
     taken = db.execute(better).fetchall()
-    # Each database numbers its own rows, so nanolib does not copy the row IDs.
-    columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
-        place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # SQLite also deletes the traces.
-        db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
-        db.execute(
-            f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"
-            " WHERE run_id = ? ORDER BY rowid",
-            run,
-        )
-        traces = "FROM other.traces WHERE run_id = ?"
-        db.execute(f"INSERT INTO main.traces SELECT * {traces} ORDER BY rowid", run)
-        for table in TRACE_TABLES:
-            chosen = f"SELECT * FROM other.{table} WHERE trace_id IN (SELECT trace_id {traces})"
-            db.execute(f"INSERT INTO main.{table} {chosen}", run)
-        if place:  # A replaced run keeps its place in the order.
-            db.execute("UPDATE main.runs SET rowid = ? WHERE run_id = ?", (*place, *run))
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # SQLite also deletes its rows.
+        for table in ("runs", *TABLES_OF_CASES):
+            columns = ", ".join(columns_of(db, table))
+            chosen = f"SELECT {columns} FROM other.{table} WHERE run_id = ? ORDER BY rowid"
+            db.execute(f"INSERT INTO main.{table} ({columns}) {chosen}", run)
     return len(taken)

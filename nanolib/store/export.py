@@ -6,91 +6,22 @@ import json
 import platform
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, RunStatus
-from nanolib.paths import expanded, put_in_place
-from nanolib.store.connection import write_schema
+from nanolib.measurement import RunStatus
+from nanolib.paths import expanded
+from nanolib.store.connection import make_tables
 from nanolib.store.query import Reader
-from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert, listed
+from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, listed
 
-PUBLIC = {
-    "machines": (
-        "machine_id",
-        "cpu",
-        "cores",
-        "ram_gib",
-        "gpus",
-        "system",
-        "driver",
-        "torch",
-        "threads",
-        "governor",
-        "dtypes",
-    ),
-    "runs": (
-        "run_id",
-        "experiment",
-        "suite",
-        "label",
-        "machine_id",
-        "device",
-        "params",
-        "versions",
-        "git_revision",
-        "fingerprint",
-        "cases",
-        "started",
-        "duration_s",
-        "status",
-        "message",
-        "interference",
-    ),
-    "measurements": (
-        "run_id",
-        "experiment",
-        "suite",
-        "label",
-        "machine_id",
-        "case_id",
-        "factors",
-        "metric",
-        "scope",
-        "unit",
-        "estimate",
-        "low",
-        "high",
-        "confidence",
-        "n",
-        "predicted",
-        "provenance",
-        "method",
-        "status",
-        "message",
-        "flags",
-        "details",
-    ),
-    "traces": ("trace_id", "run_id", "case_id", "names"),
-}
-_TEXTS = {
-    "label",
-    "suite",
-    "device",
-    "params",
-    "message",
-    "interference",
-    "factors",
-    "scope",
-    "details",
-    "names",
-    "gpus",
-    "driver",
-}
+_PRIVATE = ("process", "launch")  # Columns that an export leaves empty.
 _DROPPED = ("traceback", "corpus", "power_trace")  # JSON keys that an export leaves out.
-_REQUIRED = {"process", "launch"}  # The schema requires these columns. An export leaves them empty.
+_FREE_TEXTS = ("label", "suite", "message", "interference")
+# In other columns, only a path or the function of a user's module may contain a name.
+_PATH_OR_FUNCTION = re.compile(r"[/\\~]|\w:[A-Za-z_]")
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -117,91 +48,68 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     return [*patterns, (_FOLDERS, "…/")]
 
 
-def redact(value: Any) -> Any:
-    """Replace the names of people, machines and folders in a value of JSON types."""
+def redact(value: Any, column: str = "message") -> Any:
+    """Replace the names of people, machines and folders in a value of JSON types.
+
+    The words of nanolib stay, even on the machine of a user with the name `max` or `dense`.
+
+    Args:
+        value: A value of JSON types.
+        column: Name of the column or JSON key of the value.
+
+    Returns:
+        The value with the same keys, but without the keys that an export leaves out.
+    """
     if isinstance(value, str):
-        for pattern, word in _private():
-            value = pattern.sub(word, value)
+        if column in _FREE_TEXTS or _PATH_OR_FUNCTION.search(value):
+            for pattern, word in _private():
+                value = pattern.sub(word, value)
         return value
     if isinstance(value, Mapping):
-        return {redact(key): redact(item) for key, item in value.items() if key not in _DROPPED}
+        return {key: redact(item, key) for key, item in value.items() if key not in _DROPPED}
     if isinstance(value, list | tuple):
-        return [redact(item) for item in value]
+        return [redact(item, column) for item in value]
     return value
 
 
-def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the public columns of rows, without private names.
+def public_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of any table without private data.
 
     A run in progress becomes `interrupted`, because the exported file never changes.
 
     Args:
-        table: Name of the table, a key of `PUBLIC`.
-        rows: Rows of the table, with parsed JSON columns.
+        row: Columns of the row, with parsed JSON columns.
     """
-    for row in rows:
-        public = {name: row[name] for name in PUBLIC[table] if name in row}
-        public |= {name: redact(value) for name, value in public.items() if name in _TEXTS}
-        if public.get("status") == RunStatus.RUNNING:
-            public["status"] = str(RunStatus.INTERRUPTED)
-        yield public
+    public = redact(row) | {name: "" for name in _PRIVATE if name in row}
+    if public.get("status") == RunStatus.RUNNING:
+        public["status"] = str(RunStatus.INTERRUPTED)
+    return public
 
 
-@contextmanager
-def new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path. If the context ends without an error, move the file to `target`.
-
-    Raises:
-        BadInput: The target exists or cannot be written.
-    """
-    try:
-        with put_in_place(target) as file:
-            yield file
-    except FileExistsError:
-        raise BadInput(f"export: {target} exists; name a new file") from None
-    except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"export: {target} cannot be written ({reason}); "
-            "free space on the disk, or name another folder"
-        ) from error
-
-
-def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None:
+def export_database(store: Reader, run_ids: Iterable[str], file: Path) -> None:
     """Write runs to a new database without private data.
 
     Args:
         store: Database with the runs.
         run_ids: IDs of the runs.
-        target: Path of the new database.
+        file: Path of the new database, which must not exist.
 
     Raises:
-        BadInput: The file exists or cannot be written.
+        sqlite3.Error: The file cannot be written.
     """
     ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
-        "measurements": of_runs,
-        "traces": of_runs,
-    }
-    of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
-    chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
-    with new_file(target) as file:
-        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder.
-        with closing(sqlite3.connect(file)) as copy, copy:
-            for table, condition in chosen.items():
-                names = [name for name in columns_of(copy, table) if name != "id"]
-                order = "number" if table in TRACE_TABLES else "rowid"
-                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY {order}"
-                for values in store.connection.execute(query, ids):
-                    row = dict(zip(names, values, strict=True))
-                    insert(copy, table, row if table in TRACE_TABLES else _public_row(table, row))
-
-
-def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without private data, with all required columns of its table."""
-    parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
-    (public,) = public_rows(table, [parsed])
-    kept = {"samples": row["samples"]} if "samples" in row else {}
-    return dict.fromkeys(_REQUIRED & row.keys(), "") | public | kept
+    } | dict.fromkeys(TABLES_OF_CASES, of_runs)
+    with closing(sqlite3.connect(file)) as copy, copy:
+        make_tables(copy, "DELETE")  # A file with WAL cannot be read in a read-only folder.
+        for table, condition in chosen.items():
+            names = columns_of(copy, table)
+            query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY rowid"
+            for values in store.connection.execute(query, ids):
+                row = {
+                    name: json.loads(value) if name in JSON else value
+                    for name, value in zip(names, values, strict=True)
+                }
+                insert(copy, table, public_row(row))

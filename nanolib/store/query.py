@@ -1,4 +1,4 @@
-"""Read runs, machines, measurements and traces of a database as tables."""
+"""Read runs, machines and measurements of a database as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
 from nanolib.store.connection import Connection, days_ago, value_of
 from nanolib.store.identity import alive, gone
-from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES, among, listed
+from nanolib.store.schema import JSON, LISTED, among, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,32 +38,6 @@ SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <=
 
 class Reader(Connection):
     """The part of `Store` that reads a database."""
-
-    def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-        """Read the rows of a trace table, in the order in which nanolib recorded the rows.
-
-        Args:
-            table: Name of the table: `power_samples`, `sections`, `tokens`, `layers`, `statistics`
-                or `ops`.
-            run_ids: IDs of the runs, or None for all runs.
-
-        Returns:
-            Columns `run_id`, `case_id` and the columns of the table, with names instead of indices.
-        """
-        if table not in TRACE_TABLES:
-            raise BadInput(f"table: {table!r} is not a trace table; use {', '.join(TRACE_TABLES)}")
-        columns = TRACE_TABLES[table]
-        condition, values = among(run_ids)
-        frame = self._read(
-            f"SELECT run_id, case_id, names, {', '.join(columns)} FROM {table}"
-            f" JOIN traces USING (trace_id) WHERE {condition} ORDER BY traces.rowid, number",
-            values,
-        )
-        for column in set(columns) & set(NAMED):
-            frame[column] = [
-                names[at] for names, at in zip(frame["names"], frame[column], strict=True)
-            ]
-        return frame.drop(columns="names")
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
         """Read the runs, newest last, with parsed JSON columns.
@@ -290,7 +264,9 @@ class Reader(Connection):
         """Read the rows of a query, with parsed JSON columns."""
         import pandas as pd
 
-        frame = pd.read_sql_query(query, self.connection, params=list(values))
+        found = self.connection.execute(query, list(values))
+        names = [name for name, *_ in found.description]
+        frame = pd.DataFrame.from_records(found.fetchall(), columns=names, coerce_float=True)
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         return frame

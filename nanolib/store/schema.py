@@ -9,19 +9,16 @@ from typing import Any
 
 from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
-APPLICATION_ID = 0x6E616E6F  # The letters "nano" mark nanolib's files.
-
-# Each table begins with two more columns, the trace and the number of the row. The columns in
-# `NAMED` are indices into the trace's list of names, so that a row takes only about 20 bytes.
+# Columns of the tables of readings that are too many for rows of `measurements`.
 TRACE_TABLES = {
-    "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
-    "sections": ("name", "at_us", "ns"),
-    "tokens": ("at_us", "ns"),
-    "layers": ("call", "layer", "ns"),
-    "statistics": ("call", "layer", "statistic", "value"),
-    "ops": ("call", "layer", "op", "ns"),
+    "power_samples": "source TEXT, at_us INTEGER, watts REAL, joules REAL, low REAL, high REAL",
+    "sections": "name TEXT, at_us INTEGER, ns INTEGER",
+    "tokens": "at_us INTEGER, ns INTEGER",
+    "layers": "call INTEGER, layer TEXT, ns INTEGER",
+    "statistics": "call INTEGER, layer TEXT, statistic TEXT, value REAL",
+    "ops": "call INTEGER, layer TEXT, op TEXT, ns INTEGER",
 }
-NAMED = ("source", "name", "layer", "statistic", "op")
+TABLES_OF_CASES = ("measurements", *TRACE_TABLES)
 JSON = {
     "gpus",
     "dtypes",
@@ -31,22 +28,9 @@ JSON = {
     "factors",
     "flags",
     "details",
-    "names",
 }
-REAL = ("watts", "joules", "low", "high", "value")
 
-
-def _trace_table(name: str, columns: tuple[str, ...]) -> str:
-    typed = ", ".join(f"{column} {'REAL' if column in REAL else 'INTEGER'}" for column in columns)
-    key = (
-        "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE,"
-        " number INTEGER NOT NULL"
-    )
-    end = "PRIMARY KEY (trace_id, number)) STRICT, WITHOUT ROWID"
-    return f"CREATE TABLE {name} ({key}, {typed}, {end}"
-
-
-SCHEMA_VERSION = 5  # `Store` opens only files of this version.
+SCHEMA_VERSION = 6  # `Store` opens only files of this version.
 
 
 def _one_of(column: str, words: Iterable[str]) -> str:
@@ -96,15 +80,14 @@ SCHEMA = (
         estimate, low, high, confidence, n, samples, predicted, provenance, method,
         m.status AS status, m.message AS message, flags, details
     FROM measurements m JOIN runs USING (run_id)""",
-    # Trace IDs are random, so a merge keeps them. The rowid stores the order of the traces.
-    f"""CREATE TABLE traces (
-        trace_id INTEGER NOT NULL UNIQUE,
-        run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
-        {_json("names")}
-    ) STRICT""",
-    "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
-    *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
-    f"PRAGMA application_id = {APPLICATION_ID}",
+    *(
+        f"""CREATE TABLE {name} (
+            id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+            case_id TEXT NOT NULL, {columns}
+        ) STRICT"""
+        for name, columns in TRACE_TABLES.items()
+    ),
+    *(f"CREATE INDEX {name}_by_case ON {name} (run_id, case_id)" for name in TRACE_TABLES),
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
@@ -187,9 +170,17 @@ def insert(
     db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}){on_conflict}", values)
 
 
+def insert_traces(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Insert rows of a trace table, each with all of its columns except `id`."""
+    names = columns_of(db, table)
+    marks = ", ".join("?" * len(names))
+    db.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", rows)
+
+
 def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
-    """Return the names of a table's columns."""
-    return [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+    """Return the names of a table's columns, without `id`. Each database numbers its own rows."""
+    names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
+    return [name for name in names if name != "id"]
 
 
 def _plain(value: Any) -> Any:

@@ -1,9 +1,8 @@
 """Write and delete runs. Each case is one transaction, so a kill loses only the current case."""
 
-import secrets
 import sqlite3
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,16 @@ from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.store.connection import days_ago
 from nanolib.store.identity import gone
 from nanolib.store.query import Reader
-from nanolib.store.schema import LISTED, Run, columns_of, encode, insert, listed
-from nanolib.store.traces import Trace, TraceWriter
+from nanolib.store.schema import (
+    LISTED,
+    TABLES_OF_CASES,
+    Run,
+    columns_of,
+    encode,
+    insert,
+    insert_traces,
+    listed,
+)
 
 __all__ = ["Run", "Store"]
 
@@ -36,16 +43,15 @@ class Store(Reader):
     """
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
-        self._writer: TraceWriter | None = None
-        self._traces: dict[tuple[str, str], Trace] = {}
+        self._power_samples: list[tuple[Any, ...]] = []
         super().__init__(path, create=create)
 
     def close(self) -> None:
-        """Write all queued rows of traces, and close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        super().close()
+        """Write the power samples that wait, and close the file."""
+        try:
+            self.commit_transaction()
+        finally:
+            super().close()
 
     def add(self, run: Run) -> str:
         """Add a run. The status is `done` if the run has rows, and otherwise `running`.
@@ -82,16 +88,31 @@ class Store(Reader):
         case_id: str,
         factors: Mapping[str, Any],
         measurements: Iterable[Measurement],
+        traces: Mapping[str, Iterable[Sequence[Any]]] | None = None,
     ) -> None:
-        """Replace all rows of a case in one transaction."""
-        delete = "DELETE FROM measurements WHERE run_id = ? AND case_id = ?"
+        """Replace all rows of a case in one transaction.
+
+        Args:
+            run_id: ID of the run.
+            case_id: ID of the case.
+            factors: Factors that define the case.
+            measurements: Measurements of the case.
+            traces: Name of a table of `TRACE_TABLES` → rows, with the columns of the table.
+
+        Raises:
+            BadInput: The database has no run with this ID, or the file cannot be written.
+        """
         of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
         with self.transaction() as db:
             _check_run(db, run_id)
-            db.execute(delete, (run_id, case_id))
+            for table in TABLES_OF_CASES:
+                delete = f"DELETE FROM {table} WHERE run_id = ? AND case_id = ?"
+                db.execute(delete, (run_id, case_id))
             for m in measurements:
                 samples = struct.pack(f"<{len(m.samples)}d", *m.samples)
                 insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
+            for table, rows in (traces or {}).items():
+                insert_traces(db, table, [(run_id, case_id, *row) for row in rows])
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run, for example `status=` and `message=`."""
@@ -100,24 +121,10 @@ class Store(Reader):
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*encoded, run_id))
 
-    def new_trace(self, run_id: str, case_id: str) -> Trace:
-        """Begin an empty trace of a case, and delete the trace of an earlier attempt.
-
-        Raises:
-            BadInput: The database has no run with this ID.
-        """
-        row = {"trace_id": secrets.randbits(63), "run_id": run_id, "case_id": case_id, "names": []}
-        with self.transaction() as db:
-            _check_run(db, run_id)
-            db.execute("DELETE FROM traces WHERE run_id = ? AND case_id = ?", (run_id, case_id))
-            insert(db, "traces", row)
-        self._writer = self._writer or TraceWriter(self.path)
-        return Trace(self._writer, row["trace_id"])
-
     def add_power_samples(
         self, samples: Iterable[Any], *, run_id: str = "", case_id: str = "", source: str = "power"
     ) -> None:
-        """Queue power samples. `commit_transaction` waits until the samples are written.
+        """Add power samples to a case. `commit_transaction` or `close` writes the samples.
 
         Args:
             samples: Mappings or objects with a time `t_s` on any clock, s, and with `watts` or
@@ -129,26 +136,21 @@ class Store(Reader):
         Raises:
             BadInput: The run does not exist, or a sample has no time or no value.
         """
-        # The method checks all samples before it queues the first sample.
-        rows = [_power_row(sample) for sample in samples]
-        key = (run_id or self.resolve("latest")[-1], case_id)
-        if key not in self._traces:
-            self._traces[key] = self.new_trace(*key)
-        trace = self._traces[key]
-        name = trace.name(source)
-        trace.put("power_samples", [(name, *row) for row in rows])
+        run_id = run_id or self.resolve("latest")[-1]
+        _check_run(self.connection, run_id)
+        rows = [(run_id, case_id, source, *_power_row(sample)) for sample in samples]
+        self._power_samples += rows
 
     def commit_transaction(self) -> None:
-        """Wait until all queued rows of traces are committed.
+        """Write all power samples that wait.
 
         Raises:
-            BadInput: Some rows could not be written.
+            BadInput: The file cannot be written. The samples wait for the next call.
         """
-        if self._writer is not None and (failure := self._writer.flush()):
-            raise BadInput(
-                f"traces: some rows of {self.path} could not be written ({failure}); "
-                "free space, or name another database"
-            )
+        if self._power_samples:
+            with self.transaction() as db:
+                insert_traces(db, "power_samples", self._power_samples)
+            self._power_samples = []
 
     def forget_started(self, run_id: str) -> None:
         """Delete the `started` rows of a run that the user stopped, so that no attempt counts."""

@@ -76,16 +76,15 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
     assert sum(one["share"] for one in details) == pytest.approx(1)
     assert {"attention_fused", "gate", "between"} < {*details[1]["operations_ms"]}
     with Store(tmp_path / "results.sqlite") as store:
-        assert list(store.trace("sections").name) == ["idle", "decode", "decode"]
-        deep_passes = store.trace("ops").call.nunique()
-        assert len(store.trace("tokens")) == found.n.iloc[0] + deep_passes > found.n.iloc[0]
-        assert set(store.trace("layers").layer) > {
-            "model",
-            "embedding",
-            "blocks.0.mlp.down",
-            "head",
-        }
-        assert not store.trace("power_samples").empty
+        (deep_passes,), (tokens,), (samples,) = (
+            store.connection.execute(f"SELECT count({what}").fetchone()
+            for what in ("DISTINCT call) FROM ops", "*) FROM tokens", "*) FROM power_samples")
+        )
+        assert tokens == found.n.iloc[0] + deep_passes > found.n.iloc[0] and samples > 0
+        sections = store.connection.execute("SELECT name FROM sections ORDER BY id")
+        assert [name for (name,) in sections] == ["idle", "decode", "decode"]
+        layers = {name for (name,) in store.connection.execute("SELECT layer FROM layers")}
+        assert layers > {"model", "embedding", "blocks.0.mlp.down", "head"}
 
     costs = overhead_table(rows)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]

@@ -1,6 +1,3 @@
-from collections import defaultdict
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -143,13 +140,12 @@ def test_weights_looked_at_are_those_of_the_fused_kernel(q_len, kv_len, argument
 
 @torch.inference_mode()
 def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
-    tables = defaultdict(list)
-    sink = SimpleNamespace(name=str, put=lambda table, rows: tables[table].extend(rows))
     fields = {"deep_profiling": True, "every_kth_token": 2, "preallocate_metrics": 1}
-    with LayerProfiler(model, sink=sink, **fields) as profiler:
+    with LayerProfiler(model, **fields) as profiler:
         for _ in range(5):
             model(IDS)
     found = {row.name or "model": row for row in profiler.results()}
+    tables = profiler.trace.rows
     ns = {(call, name): ns for call, name, ns in tables["layers"]}
     assert {name for _, name in ns} == set(found)
     plain = [round(1e6 * ms) for ms in found["blocks.1"].calls_ms]

@@ -13,6 +13,7 @@ from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import source as sources
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window
 from nanolib.meters.energy.source import EstimateSource, Reading, ReplaySource
+from nanolib.meters.trace import Trace
 
 
 class _Steady:
@@ -182,19 +183,18 @@ def test_a_course_has_at_most_sixty_means_over_the_window():
 
 
 def test_samples_and_sections_go_to_the_trace_in_microseconds_and_nanoseconds(monkeypatch):
-    now, rows = [2.0], []
+    now = [2.0]
     monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=None))
     source = SimpleNamespace(name="rapl", of="package-0", period_s=0.001)
     source.read = lambda: Reading(now[0], watts=5.0)
-    sink = SimpleNamespace(name=str.upper, at_us=lambda t_s: round(1e6 * (t_s - 1.5)))
-    sink.put = lambda table, given: rows.append((table, *given))
-    meter = EnergyMeter([source], sink=sink)
+    meter = EnergyMeter([source])
+    meter.trace = Trace(start_s=1.5)
     with meter.window("decode"):
         now[0] = 2.25
         meter.read()
-    (_, sample), section = rows
-    assert sample[:3] == ("RAPL PACKAGE-0", 750_000, 5.0)
-    assert section == ("sections", ("DECODE", 500_000, 250_000_000))
+    ((name, *sample),), sections = meter.trace.rows.values()
+    assert (name, *sample[:2]) == ("rapl package-0", 750_000, 5.0)
+    assert sections == [("decode", 500_000, 250_000_000)]
 
 
 def test_leaving_a_window_gives_up_on_a_source_after_two_seconds(monkeypatch):

@@ -3,7 +3,6 @@
 import sqlite3
 
 from nanolib.measurement import Flag, Measurement, Status
-from nanolib.store.schema import TRACE_TABLES
 
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
@@ -35,8 +34,6 @@ def elsewhere(file):
         connection.execute("UPDATE runs SET machine_id = ?, label = ?", (OTHER, EVIL))
         failed = "status = 'unsupported'"
         connection.execute(f"UPDATE measurements SET message = ? WHERE {failed}", (EVIL * 50,))
-        for table in ("traces", *TRACE_TABLES):
-            connection.execute(f"UPDATE {table} SET trace_id = trace_id / 2")
         named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
         for (table,) in connection.execute(named).fetchall():
             connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")

@@ -12,6 +12,7 @@ import pydantic
 import torch
 
 from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.meters.trace import Trace
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from tests.waiting import until
@@ -72,6 +73,9 @@ class SampleCase(Case):
             _IN_MEMORY.discard(self.behavior)
 
     def _rows(self, params):
+        trace = Trace()
+        yield trace
+        trace.rows["tokens"].append((1, 2))
         yield exact("flops", float(torch.ones((), device=self.device)), scope="work")
         self._behave("before", params.folder)
         blocks = itertools.count()

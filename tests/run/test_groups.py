@@ -68,6 +68,10 @@ def test_a_case_that_fails_affects_no_other_case(
     assert ("slower", "work over base") in dict(_speed_ups(run))
     rows = run.measurements().query("metric == 'flops'")
     assert list(rows["factor.behavior"]) == ["base", *failing, "slower"]  # earlier rows stay
+    traced = run.store.connection.execute("SELECT count(DISTINCT case_id) FROM tokens").fetchone()
+    assert traced == (
+        2 + len(failing) * (isolation == "none"),
+    )  # a killed process takes its trace with it
     for name, (_, message) in failing.items():
         assert (tmp_path / f"{name}.calls").read_text() == "x"
         assert found.message[name].startswith(message)

@@ -34,6 +34,14 @@ def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
     assert ceilings_of(store, run_id) == {"copy": Interval(3.0, 3.0, 3.0)}
 
 
+def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merged_later(store):
+    for value, started in ((9.0, "2026"), (1.0, "2024")):
+        row = Measurement("ceiling_bytes", value, scope="copy")
+        run_id = store.add(make_run(rows={"a": ({}, [row])}))
+        store.update_run(run_id, started=started)
+    assert ceilings_of(store, "m1")["copy"].estimate == 9.0
+
+
 @pytest.mark.parametrize("launch", ["a-command", ""])
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
@@ -46,17 +54,19 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
     monkeypatch.setattr(peaks_case, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     found = []
-    for budget_s in (0.01, 0.02):
+    for budget_s in (0.01, 0.02, 0.02):
         peaks = ceiling_cases("cpu", ["float32"], budget_s)
         experiment = SimpleNamespace(cases=lambda _, peaks=peaks: peaks)
         run = sweep.measure(experiment, Params(), store=store, progress=False)
         rows = run.measurements(samples=True)
         found.append(rows[rows["metric"] != "case_duration"].set_index("scope"))
         run.finish()
-    first, second = found
+    first, second, third = found
     assert list(first["estimate"]) == [1.0, 2.0]
     assert list(second["estimate"]) == ([1.0, 2.0] if launch else [3.0, 4.0])
     said = f"measured by run {first['run_id'].iloc[0][:8]} of the same command"
     assert {said in text for text in second["message"]} == {bool(launch)}
+    if launch:  # The third run names the run that has measured the rate.
+        assert list(third["message"]) == list(second["message"])
     for row in second.itertuples():
         assert (row.low, row.high, tuple(row.samples)) == (0.5, 1e3, (1.0, 2.0))

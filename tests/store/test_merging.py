@@ -13,15 +13,18 @@ from nanolib.store.schema import TRACE_TABLES
 from tests.features import results
 from tests.store.rows import make_run
 
-TABLES = ("machines", "runs", "measurements", "traces", *TRACE_TABLES)
+TABLES = ("machines", "runs", "measurements", *TRACE_TABLES)
 
 
 def _contents(path):
-    """Return all rows of a database, without the IDs of measurements."""
+    """Return all rows of a database, without the IDs that each database numbers itself."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         found = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
-    found["measurements"] = [row[1:] for row in found["measurements"]]
-    return {table: sorted(map(repr, rows)) for table, rows in found.items()}
+    numbered = TABLES[2:]
+    return {
+        table: sorted(repr(row[table in numbered :]) for row in rows)
+        for table, rows in found.items()
+    }
 
 
 def test_real_results_are_merged_once_to_the_last_figure_and_stay_as_they_are(store, tmp_path):

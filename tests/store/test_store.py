@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, exact
+from nanolib.store import Store
 from tests.store.rows import make_run
 
 
@@ -48,11 +49,19 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     store.add_power_samples(joules, run_id="a", case_id="c", source="mine")
     with pytest.raises(BadInput, match="has no t_s, or no power"):
         store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # both are refused
+    assert not _samples(store)  # the samples wait
     store.commit_transaction()
-    rows = store.trace("power_samples").astype(object).where(lambda frame: frame.notna(), None)
-    assert rows.to_numpy().tolist() == [
-        ["b", "", "power", 1_250_000, 3.0, None, 2.0, 4.0],
-        ["a", "c", "mine", 2_000_000, None, 7.0, None, None],
+    written = [
+        ("b", "", "power", 1_250_000, 3.0, None, 2.0, 4.0),
+        ("a", "c", "mine", 2_000_000, None, 7.0, None, None),
     ]
-    assert list(store.trace("power_samples", "a").run_id) == ["a"]
-    assert store.trace("power_samples", []).empty
+    assert _samples(store) == written
+    with Store(store.path) as other:
+        other.add_power_samples([{"t_s": 3.0, "watts": 1.0}])
+    assert _samples(store)[2:] == [("b", "", "power", 3_000_000, 1.0, None, None, None)]
+    with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
+        store.add_power_samples([], run_id="nowhere")
+
+
+def _samples(store):
+    return [row[1:] for row in store.connection.execute("SELECT * FROM power_samples ORDER BY id")]

@@ -14,16 +14,15 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkC
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.data import text_batch
 from nanolib.experiments.model.steps import Generating
-from nanolib.measurement import Measurement, Measurements, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
-from nanolib.run.case import Case, Ceilings, Predicted
+from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Grid, Length
-from nanolib.store import traces
 
 # A recording must last this many times as long as the idle window and the measurement window
 # together, because nanolib also calls the model between and after these windows.
@@ -159,7 +158,7 @@ class EnergyCase(ModelWorkCase):
     def _counted_as(self) -> ModelCase:
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
-    def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
+    def measure(self, params: Params, ceilings: Ceilings) -> Measuring:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
@@ -173,10 +172,12 @@ class EnergyCase(ModelWorkCase):
         trace(Workload(self.phase, call, tuple), self, params)
         yield from self._rows(params, built, call)
 
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measuring:
         """Yield FLOPs, time per call, and energy and power from each source."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
-        with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
+        meter = EnergyMeter(params.sources(), device=self.device)
+        yield meter.trace
+        with meter:
             idle = meter.idle(params.idle_s)
             call()
             calls = 0
@@ -211,7 +212,7 @@ class ProfileCase(EnergyCase):
         """Return no prediction, because the energy case predicts the same work."""
         return {}
 
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measuring:
         """Yield the time and energy of each layer, and the overhead of each profiling mode."""
         often = {"every_nth_layer": self.detail_every_n_layers}
         if self.detail_every_n_calls:

@@ -4,8 +4,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import STATISTICS, ModuleTime, ProfilingConfig
 from nanolib.meters.time.clock import synchronizer
 from nanolib.meters.time.sampler import interval_of
-from nanolib.store import Run, Store, traces
+from nanolib.run.case import Measuring
 
 _MIN_CALLS = 12
 
@@ -29,12 +27,11 @@ def profile(
     call: Callable[[], object],
     modes: dict[str, ProfilingConfig],
     params: Any,
-) -> Measurements:
+) -> Measuring:
     """Measure the overhead of each profiling mode, and then profile calls in a window.
 
     The overhead of the deepest mode decides how often the window records a call in detail. The
     window has at least twelve calls, and at least two of them are detailed in a mode with details.
-    nanolib also stores the samples and statistics of the window in the trace of the case.
 
     Args:
         phase: Phase of the model, and first word of the scope of each row.
@@ -44,35 +41,33 @@ def profile(
         params: Parameters of the energy notebook.
 
     Yields:
-        A `layer_time` row per layer (ms per call), with operations and statistics in the details. A
-        `layer_energy` row per layer and source (J per call), from the layer's share of the time. An
-        `overhead` row per mode, and a row that compares the baseline with itself.
+        An `overhead` row per mode, and a row that compares the baseline with itself. The trace of
+        the window, before the window starts. A `layer_time` row per layer (ms per call), with
+        operations and statistics in the details. A `layer_energy` row per layer and source (J per
+        call), from the layer's share of the time.
     """
     *_, config = modes.values()
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
     shares = {} if params.detail_every_n_calls else DETAIL_SHARES
-    # The rows go to a temporary database, so that writing is part of the overhead.
-    folder = TemporaryDirectory(prefix="nanolib-overhead-")
-    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
-        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
-        sink = store.new_trace("overhead", phase)
-        rows = [*measure_overhead(model, call, modes, shares, scope=phase, sink=sink, **limits)]
+    rows = [*measure_overhead(model, call, modes, shares, scope=phase, **limits)]
     yield from rows
     if config.has_details:
         config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
-    trace = traces.current()
     device = next((weight.device for weight in model.parameters()), "cpu")
     sample_s = config.power_sample_interval_ms / 1e3
-    meter = EnergyMeter(params.sources(), sample_s=sample_s, sink=trace, device=device)
+    meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device)
+    yield meter.trace
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.has_details else 0)
     calls = 0
-    with meter, LayerProfiler(model, config, sink=trace) as profiler, meter.window(phase) as window:
+    profiler = LayerProfiler(model, config, trace=meter.trace)
+    with meter, profiler, meter.window(phase) as window:
         while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
             synchronize()  # Otherwise, nanolib would time only the launches.
-            trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
+            ns = round(1e9 * (time.monotonic() - begin))
+            meter.trace.rows["tokens"].append((meter.trace.at_us(begin), ns))
             calls += 1
     found = profiler.results()
     runs = len(found[0].calls_ms)  # The first result is the model itself.

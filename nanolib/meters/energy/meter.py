@@ -22,9 +22,10 @@ import torch
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, integrate, longest_standstill
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.energy.source import EstimateSource, Reading, Sink, Source
+from nanolib.meters.energy.source import EstimateSource, Reading, Source
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.time.clock import Device, synchronizer
+from nanolib.meters.trace import Trace
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
@@ -179,8 +180,11 @@ class EnergyMeter:
         sources: Power sources. By default, nanolib uses the sensors of this machine, or an estimate
             if the machine has no sensor.
         sample_s: Time between samples, s.
-        sink: Receiver of the rows of samples and windows, if any.
         device: Device that computes. A window starts and ends when the device's queue is empty.
+
+    Attributes:
+        tracks: Readings of each source.
+        trace: Rows of all readings and windows.
 
     Example:
         >>> with EnergyMeter(device="cpu") as meter, meter.window("generation") as window:
@@ -193,14 +197,13 @@ class EnergyMeter:
         self,
         sources: Sequence[Source] | None = None,
         sample_s: float = _SAMPLE_S,
-        sink: Sink | None = None,
         device: Device = "cpu",
     ) -> None:
         if sources is None:
             under_test = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
             sources = find_sources(under_test=under_test).sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
-        self._sink = sink
+        self.trace = Trace()
         self._synchronize = synchronizer(device)
         self._sample_s = sample_s
         self._stop = threading.Event()
@@ -225,9 +228,8 @@ class EnergyMeter:
         for track in self.tracks:
             t_s, *values = reading = track.source.read()
             track.readings.append(reading)
-            if self._sink is not None:
-                name = self._sink.name(f"{track.source.name} {track.source.of}".strip())
-                self._sink.put("power_samples", [(name, self._sink.at_us(t_s), *values)])
+            name = f"{track.source.name} {track.source.of}".strip()
+            self.trace.rows["power_samples"].append((name, self.trace.at_us(t_s), *values))
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
@@ -239,9 +241,8 @@ class EnergyMeter:
         finally:
             self._synchronize()
             window.end_s = time.monotonic()
-            if self._sink is not None:
-                start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
-                self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
+            start_us, ns = self.trace.at_us(window.start_s), round(1e9 * window.seconds)
+            self.trace.rows["sections"].append((name, start_us, ns))
             give_up = time.monotonic() + _SETTLE_S
             # To compute the energy, nanolib needs a reading of each source after the window.
             while any(track.known_until_s < window.end_s for track in self.tracks):

@@ -7,9 +7,9 @@ zero. A reading of 0 W is a gap too, because a running device always draws power
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import psutil
@@ -149,23 +149,3 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
     if len(table) < 2:
         raise BadInput(f"power_trace: {name} has {len(table)} sample(s); give at least 2")
     return [*map(float, t_s - t_s[0])], [*map(float, watts)]
-
-
-class Sink(Protocol):
-    """A receiver of rows for the tables that `nanolib.store.schema.TRACE_TABLES` lists."""
-
-    def name(self, text: str) -> int:
-        """Return the index by which rows refer to a name."""
-        ...
-
-    def at_us(self, t_s: float) -> int:
-        """Convert a moment of `time.monotonic` to microseconds since the trace began."""
-        ...
-
-    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows of a table."""
-        ...
-
-    def flush(self) -> str:
-        """Wait until the rows are committed, and return an error or an empty string."""
-        ...

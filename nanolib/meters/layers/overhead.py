@@ -11,7 +11,6 @@ from torch import nn
 
 from nanolib.measurement import Measurement
 from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
 from nanolib.meters.time.clock import Call, synchronizer
@@ -19,7 +18,7 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
-# In a short block, too few calls share the time to read and queue rows, unlike in a real run.
+# In a short block, too few calls share the time to read and collect rows, unlike in a real run.
 _LEAST_BLOCK_S = 0.01
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
@@ -36,7 +35,6 @@ def measure_overhead(
     shares: Mapping[str, float] = DETAIL_SHARES,
     *,
     scope: str = "",
-    sink: Sink | None = None,
     budget_s: float = 10.0,
     rel_ci: float = 0.002,
     seed: int = 0,
@@ -45,7 +43,7 @@ def measure_overhead(
 
     nanolib times plain and detailed calls separately, because only each k-th call of a mode is
     detailed. The overhead of a mode is a mean over k calls. The time of a call includes the time to
-    queue its rows.
+    read its data and to collect its rows.
 
     Args:
         model: Model to profile.
@@ -55,7 +53,6 @@ def measure_overhead(
             modes, nanolib chooses k from 1 to 128. For other modes, k is the `every_kth_token` of
             their settings.
         scope: First words of the scope of each row. The name of the mode follows.
-        sink: Receiver of the profilers' rows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
         rel_ci: Measuring stops when the half-width of each interval is at most this share of the
             time of a bare call.
@@ -76,7 +73,7 @@ def measure_overhead(
         """Run a block of calls, and return wall time and CPU time per call, s, shape [2]."""
         # torch's profiler records every other detailed call in deep mode, so the count is even.
         count = calls + calls % 2 if config and config.has_details else calls
-        with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
+        with LayerProfiler(model, config) if config else nullcontext() as profiler:
             call()  # The first call after the profiler's start takes longer, so it is not timed.
             if profiler:
                 profiler.flush()

@@ -17,7 +17,6 @@ from torch import nn
 from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
-from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.operations import (
     RANGE,
     AttentionWatch,
@@ -40,14 +39,16 @@ from nanolib.meters.layers.recording import (
     sample_of,
     summarize,
 )
+from nanolib.meters.trace import Trace
 
 # A call of one of these methods counts as a call of the model.
 _ENTRIES = ("forward", "prefill", "decode")
-# If the process is killed, only the rows of the last second are lost.
+# Calls that wait to be read keep memory, and on a GPU also an event for each moment.
 _READ_S = 0.4
 # To read a recorded call takes ten times as long as to record the call.
 _MOST_PASSES = 8
 _NOTHING = contextlib.nullcontext()
+_MODEL = "model"  # Name of the model itself in the rows of a trace.
 
 
 class LayerProfiler:
@@ -56,7 +57,8 @@ class LayerProfiler:
     Args:
         model: Any module. The repeated blocks are the members of the module's `ModuleList`s.
         config: Settings of the profiler, `ProfilingConfig.minimal()` by default.
-        sink: Receiver of the rows of the tables `layers`, `statistics` and `ops`.
+        trace: Trace that receives the rows of the tables `layers`, `statistics` and `ops`, by
+            default a new trace.
         fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
             alias of `preallocate_metrics`.
 
@@ -73,7 +75,7 @@ class LayerProfiler:
         model: nn.Module,
         config: ProfilingConfig | None = None,
         *,
-        sink: Sink | None = None,
+        trace: Trace | None = None,
         **fields: Any,
     ) -> None:
         if fields and config is not None:
@@ -84,7 +86,7 @@ class LayerProfiler:
             raise BadInput("model: a compiled model cannot be profiled; give the eager model")
         if config is None:
             config = ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal()
-        self.model, self.config, self._sink = model, config.replace(), sink
+        self.model, self.config, self.trace = model, config.replace(), trace or Trace()
         blocks = find_blocks(model)
         every_nth = self.config.every_nth_layer if self.config.modules else 0
         self._outer, self._inner = choose_modules(model, blocks, every_nth)
@@ -105,7 +107,6 @@ class LayerProfiler:
         self._waiting = 0  # number of unread detailed calls
         self._read_s = time.monotonic()
         self._number = 0
-        self._index = functools.cache(lambda name: sink.name(name or "model") if sink else 0)
 
     def __enter__(self) -> Self:
         self._detailed = wrap_forwards(self._outer | self._inner, self._time_in_detail)
@@ -236,17 +237,16 @@ class LayerProfiler:
         self._call.values.append((layer, statistic, value))
 
     def flush(self) -> None:
-        """Wait once for the device, read times and statistics, and queue their rows."""
+        """Wait once for the device, read times and statistics, and collect their rows."""
         calls, self._unread, self._waiting = self._unread, [], 0
         self._read_s = time.monotonic()
         self._watch.synchronize()
-        self._put("layers", [row for call in calls for row in self._read_times(call)])
-        self._put("statistics", [*self._read_statistics(calls)])
+        rows = self.trace.rows
+        rows["layers"] += [row for call in calls for row in self._read_times(call)]
+        rows["statistics"] += self._read_statistics(calls)
         self._profiled += [call for call in calls if call.profile is not None]
-        if self._sink is not None and not self.config.batch_db_commits:
-            self._sink.flush()
 
-    def _read_times(self, call: Call) -> Iterator[tuple[int, int, int]]:
+    def _read_times(self, call: Call) -> Iterator[tuple[int, str, int]]:
         """Add the times of a call's modules to the results, and make their rows."""
         for name, caller, begin, end, first, last in call.marks:
             found, ns = self._found[name], self._watch.nanoseconds(begin, end)
@@ -256,31 +256,29 @@ class LayerProfiler:
                 found.inside = caller
             if call.profile is None:
                 found.calls_ms.append(ns / 1e6)
-            yield call.number, self._index(name), ns
+            yield call.number, name or _MODEL, ns
 
-    def _read_statistics(self, calls: Sequence[Call]) -> Iterator[tuple[int, int, int, float]]:
+    def _read_statistics(self, calls: Sequence[Call]) -> Iterator[tuple[int, str, str, float]]:
         """Add the statistics of all calls to the results, and make their rows."""
         values = [(call.number, *value) for call in calls for value in call.values]
         outputs = {(call.number, name): out for call in calls for name, out in call.outputs.items()}
         values += [(*key, *value) for key, *value in summarize(outputs, self.config.near_zero)]
         for number, name, statistic, value in values:
             self._found[name].values[statistic].append(float(value))
-            yield number, self._index(name), self._index(statistic), float(value)
-
-    def _put(self, table: str, rows: list[Any]) -> None:
-        if self._sink is not None and rows:
-            self._sink.put(table, rows)
+            yield number, name or _MODEL, statistic, float(value)
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
-        self.flush()  # Queue the rows first, because reading torch's profiler is slow.
+        self.flush()
         for call in self._profiled:
             spent = Counter()
             events = call.profile.events()
             for layer, operation, ns in operations_of(events, self._roles, self._watch.is_cuda):
                 spent[layer, operation] += ns
-            rows = [(call.number, *map(self._index, key), ns) for key, ns in spent.items()]
-            self._put("ops", rows)
+            self.trace.rows["ops"] += [
+                (call.number, layer or _MODEL, operation, ns)
+                for (layer, operation), ns in spent.items()
+            ]
             passes = {
                 name: DeepPass(self._watch.nanoseconds(begin, end) / 1e6, {})
                 for name, caller, begin, end, *_ in call.marks

@@ -165,7 +165,7 @@ class ProfilingConfig(StrictModel):
         every_kth_token: Number k of model calls from one detailed call to the next.
         near_zero: Magnitude below which activations and attention weights count as near zero.
         power_sample_interval_ms: Time between power samples, ms.
-        batch_db_commits: Whether to commit the rows of a trace in batches, and not after each call.
+        batch_db_commits: Whether to read the data of calls in batches, and not after each call.
         preallocate_metrics: Largest number of detailed calls whose statistics stay on the device
             before the host copies the statistics.
 
