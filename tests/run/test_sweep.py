@@ -202,5 +202,5 @@ def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
         for case, seconds in zip(cases, times, strict=False):
             sweep.store_outcome(store, run_id, case, Outcome(seconds=seconds))
     assert store.case_endings(run_id) == [("ok", 2, 7.0)]
-    assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
+    assert expected() == pytest.approx((1 + 2 + 1, 2 + 3 + 2.5, 3 + 4 + 4))
     assert expected(budget_s=9.0) is None
