@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from nanolib.measurement import BadInput, Measurement, RunStatus
+from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.paths import checkout
 from nanolib.run import provenance, sweep, timeout
@@ -72,34 +72,22 @@ def test_a_limit_is_over_when_its_case_ends_and_an_outer_limit_goes_on(monkeypat
     assert outcome.status == "timeout"
 
 
-def test_resume_continues_the_last_run_of_equal_parameters_that_no_other_process_is_at(
-    measure, store
-):
+def test_resume_continues_the_last_run_alike_that_no_other_process_is_at(measure, store):
     measure("ok", label="first")
-    store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()), launch="l")
-    measure("ok", resume=True).finish()
+    store.update_run(store.runs().run_id.iloc[0], process=process_name(os.getppid()))
+    measure("ok", label="first", resume=True)
     assert len(store.runs()) == 2  # the process of the first run is alive
-    for run_id, label in zip(store.runs().run_id, ("before", "last"), strict=True):
+    for run_id, launch in zip(store.runs().run_id, ("before", "last"), strict=True):
         gone = {"process": f"{host()}:{os.getppid()}:1.00", "message": "killed"}
-        store.update_run(run_id, **gone, label=label, launch=label)
-    measure("ok", resume=True)
+        store.update_run(run_id, **gone, launch=launch)
+    measure("ok", label="first", resume=True)
     _, run = store.runs().to_dict("records")  # its process is gone, so the last is continued
-    found = [run[name] for name in ("label", "launch", "process", "message")]
-    assert found == ["last", "last", process_name(), ""]
-    measure("ok", resume=True, seed=1)
-    assert len(store.runs()) == 3
-
-
-def test_a_run_that_is_done_or_has_a_label_takes_no_other_label(measure, store):
-    measure("ok").end(RunStatus.INTERRUPTED)
-    measure("ok", resume=True, label="one").finish()  # the interrupted run had no label yet
-    assert list(store.runs().label) == ["one"]
-    measure("ok", resume=True, label="two")
-    measure("ok", resume=True, label="two")
-    assert list(store.runs().label) == ["one", "two"]
-    measure("ok", seed=1).finish()
-    measure("ok", resume=True, seed=1, label="one")
-    assert list(store.runs().label) == ["one", "two", "", "one"]
+    assert [run[name] for name in ("launch", "process", "message")] == ["last", process_name(), ""]
+    for other in ({"seed": 1, "label": "first"}, {"label": "second"}, {}):
+        before = len(store.runs())
+        measure("ok", resume=True, **other).finish()
+        measure("ok", resume=True, **other)
+        assert len(store.runs()) == before + 1
 
 
 _RUN = """
@@ -137,17 +125,13 @@ def test_two_runs_at_once_are_both_whole(measure, store, tmp_path):
     assert list(store.measurements().groupby("run_id").size()) == [6, 6]
 
 
-def test_a_killed_run_is_marked_at_the_next_start_and_its_case_is_tried_twice(
-    measure, store, tmp_path, capfd
-):
+def test_a_killed_run_is_interrupted_and_its_case_is_tried_twice(measure, store, tmp_path, capfd):
     assert _start(store, "ok kill").wait(60) == -signal.SIGKILL
-    measure("ok 2").finish()
-    stored = store.connection.execute("SELECT status FROM runs ORDER BY rowid").fetchall()
-    assert stored == [("interrupted",), ("done",)]
+    assert list(store.runs().status) == ["interrupted"]
     again = {"folder": str(tmp_path), "resume": True}
     run = measure("ok", "kill", **again)
     resumed = f"resuming run {run.run_id[:8]}: 1 of 2 cases are done and skipped"
-    assert resumed in capfd.readouterr().err and len(store.runs()) == 2
+    assert resumed in capfd.readouterr().err and len(store.runs()) == 1
     assert (tmp_path / "ok.calls").read_text() == "x"
     assert list(ends(run).loc["kill"]) == ["error", "the process was killed by SIGKILL"]
     case = sample.SampleCase("cpu", "kill")
