@@ -200,18 +200,15 @@ def _show_failures(run_ids: list[str]) -> None:
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}{reason}")
 
 
-@command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
+@command("nano doctor", "nano doctor --json")
 @json_option
 @option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
-@option(
-    "--sustained", 0.0, "Run each matrix product for this many seconds. 0 runs none.", "SECONDS"
-)
 @output_option
-def doctor(as_json: bool, budget: float, sustained: float) -> None:
+def doctor(as_json: bool, budget: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""
     from nanolib.experiments.doctor import examine
 
-    found = examine(budget, sustained)
+    found = examine(budget)
     if as_json:
         echo_json(found)
         return
