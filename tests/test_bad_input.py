@@ -17,7 +17,7 @@ WITHOUT_DATABASE = {
     "": "Usage",
     "nope": "No such command 'nope'",
     "run atention": "; did you mean attention?",
-    "run quick nothing": "'nothing' is neither a suite",
+    "run quick nothing": "'nothing' is neither a notebook of quick (attention",
     "run attention -p": "'--output' is not a NAME=VALUE pair",
     "run attention -p seq_lens": "'seq_lens' is not a NAME=VALUE pair",
     "run attention -p seq_len=[8]": "attention.seq_len: unknown name; did you mean seq_lens?",
@@ -49,7 +49,7 @@ WITHOUT_DATABASE = {
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
     "run attention -p seed=1 -p seed=2": "-p: 'seed' is given twice; give it once",
     "run attention -p quality_patterns=[spiral]": "attention.quality_patterns[0]: Input should be 'window', ",
-    "run --quick --full attention": "run: 'full' is a second suite; name one suite, as the first name",
+    "run --quick --full attention": "run: 'full' is neither a notebook of quick (",
     "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",
     "run attention --output HERE/text.txt/out": "cannot be created",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name a folder",
@@ -89,9 +89,6 @@ WITHOUT_DATABASE = {
     "ab --python /bin/true --python /bin/true --call a:b": "--python: '/bin/true' does not run Python",
     "ab --python HERE/old --python HERE/old --call a:b": "is Python 3.8.1; give 3.11 or newer",
     "ab --python a --python b --python c --call a:b": "--python: must be given twice, got 3",
-    "ab HERE/date.yml HERE/date.yml attention": "date.yml is not valid YAML (month must be in 1..12)",
-    "ab HERE/twice.yml HERE/twice.yml attention": "twice.yml is not valid YAML ('seed' is given twice; keep only one value",
-    "ab HERE/latin.yml HERE/latin.yml attention": "latin.yml: cannot be read ('utf-8' codec",
     "ab . . --call a:b --json /": "/: is a folder; name a file",
     "ab . . --call json:dumps --threshold nan": "--threshold: 'nan' is not valid; give a share such as 5%",
     "ab . . --call json:dumps --metric speed": "--metric: 'speed' cannot be compared",
@@ -138,10 +135,7 @@ WITHOUT_DATABASE = {
     "ab one": "revision: 'one' is given; give two",
     "ab nowhere . --call json:dumps": "'nowhere' is not a commit",
 }
-PARAMS_FILES = {
-    "date.yml": b"label: 2024-13-45",
-    "twice.yml": b"seed: 1\nseed: 2",
-    "latin.yml": b"label: \xe9",
+FILES = {
     "empty.txt": b"",
     "other.csv": b"t_s\n0\n",
     "one.csv": b"t_s,power_w\n0,5\n",
@@ -188,7 +182,7 @@ def here(tmp_path, measured):
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "text.txt").write_text("no database\n" * 100)
-    for name, content in PARAMS_FILES.items():
+    for name, content in FILES.items():
         (folder / name).write_bytes(content)
     (folder / "old").chmod(0o755)
     shutil.copy(measured, folder / "good.sqlite")

@@ -42,10 +42,13 @@ def test_what_papermill_hands_over_as_text_is_parsed(field, value, parsed):
         ("- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
         ("on: 1", "contains {True: 1}, not"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("label: 2024-13-45", r"is not valid YAML \(month must be in"),
+        ("seed: 1\nseed: 2", "'seed' is given twice; keep only one value"),
+        (b"label: \xe9", "cannot be read"),
     ],
 )
 def test_a_broken_params_file_is_one_line(tmp_path, content, said):
-    (tmp_path / "p.yml").write_text(content)
+    (tmp_path / "p.yml").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadInput, match=said):
         read_yaml(tmp_path / "p.yml")
 

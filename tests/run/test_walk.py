@@ -22,7 +22,7 @@ from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
-from nanolib.run.jobs import plan, scenarios
+from nanolib.run.jobs import SCENARIOS, params_files, plan
 from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
@@ -223,7 +223,7 @@ def test_every_attention_type_and_pattern_is_walked():
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
 
 
-@pytest.mark.parametrize("scenario", scenarios())
+@pytest.mark.parametrize("scenario", params_files()[SCENARIOS])
 def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
     (job,) = plan(ALL, [scenario], {"device": "cpu"}, {})
     for field in ("algorithms", "prefill_algorithms", "dtypes"):
