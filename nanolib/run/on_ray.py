@@ -65,8 +65,7 @@ def run_on_ray(
                 (ready,), _ = ray.wait(list(pending), num_returns=1)
                 result = pending.pop(ready)
                 _bring_back(ray, ready, result, command)
-                for line in result.lines():
-                    log(line)
+                log(str(result))
         except KeyboardInterrupt:
             for result in pending.values():  # Ray ends these tasks together with this process.
                 result.status = RunStatus.INTERRUPTED
@@ -135,9 +134,9 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
         return
     vars(result).update(vars(found))
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
-        places = {".log": command.logs, ".ipynb": command.output, ".sqlite": Path(folder)}
+        places = {".ipynb": command.output, ".sqlite": Path(folder)}
         for name, content in files.items():
-            (places[Path(name).suffix] / name).write_bytes(content)
+            (places.get(Path(name).suffix, command.logs) / name).write_bytes(content)
         with Store(command.output / DATABASE) as store:
             store.merge(Path(folder) / DATABASE)
 
