@@ -97,7 +97,7 @@ def test_parameters_survive_a_file_the_command_line_and_the_store():
     for stored in (yaml.safe_load(yaml.safe_dump(dumped)), json.loads(json.dumps(dumped)), as_text):
         assert _params("attention")(**stored) == made
     again = made.replace(label="another", suite="other")
-    assert again.defining() == made.defining()  # a run is continued under another label
+    assert again.defining() == made.defining()
 
 
 def test_a_repeated_value_is_measured_once():

@@ -95,13 +95,7 @@ class ModelCase(ShapedCase):
         return predicted
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Predict the work and the time of a call by formula, without planning memory.
-
-        Returns:
-            A dict with `parameters`, `flops` and `bytes` as in `Counted`, and `weight_memory` in
-            MiB. If the peak rates are known, the dict also has the roofline `latency` in ms. If
-            only a run can count the work, the dict is empty.
-        """
+        """Predict the work of a call, and its roofline `latency` in ms if the peak rates are known."""
         if (counted := self.counted) is None:
             return {}
         predicted = {

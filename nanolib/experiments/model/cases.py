@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
@@ -40,6 +41,18 @@ def valid_model(name: str) -> str:
         check_name(name)
     except BadInput as error:
         raise ValueError(error.lines[0].removeprefix("model: ")) from None
+    return name
+
+
+def preset_or_model(name: str) -> str:
+    """Return `name` if it names a preset or a model of your own.
+
+    Raises:
+        ValueError: The preset does not exist, or the syntax of the name is not valid.
+    """
+    if ":" in name:
+        return valid_model(name)
+    NanoConfig.from_preset(name)
     return name
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 import pandas as pd
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 
-from nanolib.config import DTYPES, NanoConfig
+from nanolib.config import DTYPES
 from nanolib.experiments.model.case import ModelCase
-from nanolib.experiments.model.cases import check_hugging_face, valid_model
+from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
 from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, MemoryKind, cause, shown
@@ -57,13 +57,7 @@ class Request(StrictModel):
     ranks: int = Field(1, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
-    @field_validator("model")
-    @classmethod
-    def _exists(cls, name: str) -> str:
-        if ":" in name:
-            return valid_model(name)
-        NanoConfig.from_preset(name)
-        return name
+    _model = field_validator("model")(preset_or_model)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
