@@ -76,32 +76,21 @@ def create_model(
     return _create_model(NanoConfig(**known | fields), device, seed)
 
 
-def _series(step: Callable[[], object], device: torch.device | str, **counts: int) -> list[float]:
-    """Return the times of single calls, ms.
-
-    Args:
-        step: Function to call.
-        device: Device on which the function computes.
-        counts: Number of warm-up calls, then number of timed calls. Error messages name each count
-        by its keyword, such as `warmup`.
-    """
-    for (name, value), least in zip(counts.items(), (0, 1), strict=True):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise BadInput(
-                f"{name}: {value!r} is not valid; give a whole number of at least {least}"
-            )
-    warmup_steps, measure_steps = counts.values()
+def _series(
+    step: Callable[[], object], device: torch.device | str, warmup: int, trials: int
+) -> list[float]:
+    """Return the times of `trials` single calls after `warmup` calls, ms."""
     clock = clock_for(device)
     steps = itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step))
-    for _ in range(warmup_steps):
+    for _ in range(warmup):
         next(steps)()
-    return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]
+    return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(trials)]
 
 
 def _mean_and_sd_s(
     step: Callable[[], object], device: torch.device, warmup_steps: int, measure_steps: int
 ) -> tuple[float, float]:
-    samples = _series(step, device, warmup_steps=warmup_steps, measure_steps=measure_steps)
+    samples = _series(step, device, warmup_steps, measure_steps)
     sd = statistics.stdev(samples) if len(samples) > 1 else 0.0
     return statistics.fmean(samples) / 1e3, sd / 1e3
 
@@ -122,7 +111,7 @@ def benchmark_with_statistics(
         Latency, ms. The details contain the mean, the standard deviation and percentiles.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    samples = _series(func, device, warmup=warmup, trials=trials)
+    samples = _series(func, device, warmup, trials)
     return summarize(samples, outliers="remove" if remove_outliers else "keep")
 
 
@@ -174,12 +163,7 @@ def benchmark_forward_backward(
 
 
 def profiled_tree_attn_decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    timer: Timer,
-    shard_kv_seq: bool = True,
-    group: Any = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, timer: Timer
 ) -> torch.Tensor:
     """Decode with tree attention in three all-reduces, and time each part.
 
@@ -192,19 +176,15 @@ def profiled_tree_attn_decode(
             [batch, kv_heads, kv_len, head_dim].
         v: Values of the whole sequence, with the shape of `k`.
         timer: Timer that records each part. `timer.print_stats()` prints the times.
-        shard_kv_seq: Whether to split `k` and `v` between the ranks. If false, each rank passes its
-            own part.
-        group: Process group, or None for all ranks.
 
     Returns:
         Output of the attention, with the shape and dtype of `q`.
     """
     with timer.time_block("comp_shard_kv"):
-        if shard_kv_seq:
-            ranks = Ranks(group)
-            layout = Sharding.contiguous(k.shape[2], ranks.world)
-            k, v = layout.take(k, ranks.rank), layout.take(v, ranks.rank)
-    return tree_attention_decode(q, k, v, group=group, algorithm="three_allreduce", timer=timer)
+        ranks = Ranks()
+        layout = Sharding.contiguous(k.shape[2], ranks.world)
+        k, v = layout.take(k, ranks.rank), layout.take(v, ranks.rank)
+    return tree_attention_decode(q, k, v, algorithm="three_allreduce", timer=timer)
 
 
 class MemoryProfiler:
@@ -216,20 +196,16 @@ class MemoryProfiler:
 
     Args:
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
-        existing: Earlier tensors, such as weights, that the peak on a CPU also includes.
     """
 
-    def __init__(
-        self, device: str | torch.device | None = None, existing: tuple[torch.Tensor, ...] = ()
-    ) -> None:
+    def __init__(self, device: str | torch.device | None = None) -> None:
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._existing = existing
         self._peak, self._resident = Peak(), Peak()
 
     def __enter__(self) -> Self:
         self._open = contextlib.ExitStack()
         self._resident = self._open.enter_context(resident_peak())
-        self._peak = self._open.enter_context(peak_memory(self._device, *self._existing))
+        self._peak = self._open.enter_context(peak_memory(self._device))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -259,7 +235,7 @@ class MemoryProfiler:
         """Return peak live memory divided by peak reserved memory, in [0, 1].
 
         On a GPU, CUDA's allocator reports the reserved memory. On a CPU, the reserved memory is the
-        increase of the resident set plus the bytes of `existing`.
+        increase of the resident set.
 
         Raises:
             BadInput: This system does not report the peak of the resident set.
@@ -272,5 +248,5 @@ class MemoryProfiler:
                     "MemoryProfiler: this system does not report the peak of the resident set; "
                     "compute the efficiency score on Linux or on a GPU"
                 )
-            reserved = self._resident.resident + self._peak.before
+            reserved = self._resident.resident
         return min(1.0, live / reserved) if reserved else 1.0

@@ -63,7 +63,7 @@ class NanoConfig(StrictModel):
         (512, 2)
         >>> config.attention_type = "spares"
         Traceback (most recent call last):
-        nanolib.measurement.BadInput: config.attention_type: 'spares' is not a known ...
+        nanolib.measurement.BadInput: config.attention_type: Input should be 'dense', ...
     """
 
     NAME: ClassVar[str] = "config"
@@ -79,18 +79,9 @@ class NanoConfig(StrictModel):
     mlp: Literal["swiglu", "gelu"] = "swiglu"
     positional: Literal["rope", "none"] = "rope"
     tie_embeddings: bool = True
-    attention_type: str = "dense"
+    attention_type: Literal[tuple(ATTENTION_KINDS)] = "dense"
     attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     dtype: Literal[DTYPES] = "float32"
-
-    @pydantic.field_validator("attention_type")
-    @classmethod
-    def _known_kind(cls, value: str) -> str:
-        if value not in ATTENTION_KINDS:
-            raise ValueError(
-                f"{value!r} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
-            )
-        return value
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -2,7 +2,6 @@
 
 import difflib
 import enum
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -44,7 +43,6 @@ class MemoryKind(enum.StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
-RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
 MOST_LABEL = 200  # Maximum length of a run's label, in characters.
 
 
@@ -278,11 +276,9 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def did_you_mean(
-    word: Any, known: Iterable[str], otherwise: str = "", similarity: float = 0.6
-) -> str:
+def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
     """Return `did you mean …?` with a similar known word, or `otherwise` if no word is similar."""
-    near = difflib.get_close_matches(str(word), [*known], 1, similarity)
+    near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 

@@ -1,31 +1,25 @@
 """Check parameters with pydantic, read YAML, and report each bad field in one line."""
 
-import json
 import re
 import types
 import typing
-import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pydantic
 import yaml
 
-from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
+from nanolib.measurement import BadInput, did_you_mean, shown
 
 _MOST_LINES = 20  # Maximum number of errors in a message.
-_MISSPELLED = 0.75  # Least similarity of a variable's name to the name of a field.
-_MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
 Values = Mapping[str, Any]  # Name of a field → value.
-# Unicode categories of control and format characters, surrogates, and separators of lines.
-_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
-    """A pydantic model that refuses unknown names, NaN, and booleans in place of numbers.
+    """A pydantic model that refuses unknown names and NaN.
 
-    Bad values raise `BadInput` with one line per bad field. nanolib checks the whole object at each
+    Bad values raise `BadInput` with one line per bad value. nanolib checks the whole object at each
     assignment, and a refused assignment changes nothing.
 
     Attributes:
@@ -50,11 +44,7 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # Several bad values in one list count as one error.
-        for one in error.errors():
-            first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
-        complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
-        return BadInput(*dict.fromkeys(prefix + complaint for complaint in complaints))
+        return BadInput(*(prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES]))
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -102,12 +92,6 @@ class StrictModel(pydantic.BaseModel):
             value = _load(f"{name}: {shown(value)}", value)
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
-        items = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            wrong = "is not valid; give a number or text instead of true or false"
-            raise ValueError(f"{name}: {shown(value)} {wrong}")
-        if complaint := _not_plain(value):
-            raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
         return value
 
     @classmethod
@@ -118,19 +102,13 @@ class StrictModel(pydantic.BaseModel):
             namespace: The notebook's `globals()`.
 
         Raises:
-            BadInput: A field is not valid, papermill has set a name that is not a field, or a
-                variable's name is nearly the name of a field.
+            BadInput: A field is not valid, or papermill has set a name that is not a field.
         """
         names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
         # papermill accepts unknown parameters. Its cell is among the inputs that IPython stores.
         for cell in namespace.get("In", []):
             if cell.startswith("# Parameters\n"):
                 names += re.findall(r"^(?!PAPERMILL_)(\w+) = ", cell, re.MULTILINE)
-        for name, value in namespace.items():
-            if name in names or not isinstance(value, int | float | str | list | dict):
-                continue
-            if hint := did_you_mean(name, names, similarity=_MISSPELLED):
-                raise BadInput(f"{cls.NAME}.{name}: unknown name; {hint} Otherwise rename it")
         return cls(**{name: namespace[name] for name in names if name in namespace})
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -172,40 +150,6 @@ def _kinds(annotation: Any) -> set[Any]:
     if origin in (types.UnionType, typing.Union, typing.Annotated):
         return set().union(*map(_kinds, typing.get_args(annotation)))
     return {annotation} if isinstance(annotation, type) or annotation is Any else set()
-
-
-def _not_plain(value: Any) -> str:
-    """Return why JSON, a database or a line of text cannot contain a value, or an empty string."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"give text, finite numbers, booleans, null, lists or mappings ({error})"
-    for leaf in _leaves(value):
-        if isinstance(leaf, int) and abs(leaf) > _MOST_INT:
-            return f"give a number up to {_MOST_INT}"
-        for char in leaf if isinstance(leaf, str) else "":
-            if unicodedata.category(char) in _UNPRINTABLE:
-                return f"leave out the unprintable character {char!a}"
-    return ""
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping | list | tuple):
-        for item in [*value, *value.values()] if isinstance(value, Mapping) else value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
-def free_label(text: str) -> str:
-    """Return a label if it is not a reserved name of runs.
-
-    Raises:
-        ValueError: The label is a reserved name, such as `latest`, or has the format of a run's id.
-    """
-    if text in ("all", "latest", "newest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
-        raise ValueError(f"{shown(text)} is a reserved name of runs; choose another label")
-    return text
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,7 +11,7 @@ from nanolib.experiments import ALL, doctor
 from nanolib.meters import ceilings
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.jobs import import_user_code, plan, scenarios, suites
+from nanolib.run.jobs import SCENARIOS, import_user_code, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
 
@@ -62,13 +62,13 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
 
 
 def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
-    for suite in suites():
-        jobs = plan(ALL, [suite], {}, {})
-        assert {job.name for job in jobs} == set(ALL)
+    for folder in params_files():
+        jobs = plan(ALL, [folder], {}, {})
+        assert {job.name for job in jobs} == ({"distributed"} if folder == SCENARIOS else {*ALL})
         import_user_code(jobs)  # the summary, which measures nothing, among them
     named = ["quick", "attention", "model", "attention"]
     assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
-    scenario = scenarios()[0]
+    scenario = next(iter(params_files()[SCENARIOS]))
     assert [job.title for job in plan(ALL, [scenario] * 2, {}, {})] == [scenario]
 
 
@@ -77,7 +77,7 @@ def test_list_names_all_that_a_command_line_can_name():
     names = {line.split()[0] for line in found.output.splitlines() if line.startswith("  ")}
     assert set(ATTENTION_PATTERNS) == {*PATTERNS, *DYNAMIC}
     of_config = {*attention.kinds(), *ATTENTION_PATTERNS, *PRESETS}
-    assert names >= {*ALL, *suites(), *scenarios()} | of_config
+    assert names >= {*ALL, *params_files()[SCENARIOS], "quick", "full"} | of_config
 
 
 @pytest.mark.parametrize("notebook", ALL)

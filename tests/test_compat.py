@@ -81,17 +81,9 @@ def test_the_memory_profiler_counts_live_bytes():
     del x
 
 
-@pytest.mark.parametrize(
-    ("counts", "said"),
-    [
-        ({"trials": 0}, "trials: 0 is not valid"),
-        ({"warmup": -1}, "warmup: -1 is not valid"),
-        ({"warmup": 1}, "func: a call only starts the work"),
-    ],
-)
-def test_a_bad_count_or_function_is_named_as_it_is_called(counts, said):
-    with pytest.raises(BadInput, match=f"^{said}"):
-        benchmark_with_statistics(lambda: (x for x in "ab"), **counts)
+def test_a_call_that_only_starts_the_work_is_refused():
+    with pytest.raises(BadInput, match=r"^func: a call only starts"):
+        benchmark_with_statistics(lambda: (x for x in "ab"), warmup=1)
 
 
 def test_the_profiler_takes_the_argument_that_others_use():

@@ -29,8 +29,6 @@ def test_assignment_is_validated_and_refused_whole():
     assert config.num_heads == 8
 
 
-def test_an_unknown_attention_kind_or_preset_is_told():
-    with pytest.raises(BadInput, match="'spare' is not a known attention kind; use one of"):
-        NanoConfig(attention_type="spare")
+def test_an_unknown_preset_is_told():
     with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_nano"):
         NanoConfig.from_preset("smal")

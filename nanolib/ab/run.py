@@ -67,7 +67,7 @@ def run_ab(
         tasks, lines = spec.tasks(versions, settings.timeout_s)
         share_s = min(settings.budget_s, settings.total_s / len(tasks))
         settings = replace(settings, budget_s=share_s)
-        a, b = spec.titles_of(versions)
+        a, b = (version.title for version in versions)
         seconds = len(tasks) * share_s
         duration = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
         log(f"A is {a}, B is {b}; {len(tasks)} case(s), at most {duration}")
@@ -155,7 +155,7 @@ def to_run(result: AbResult, spec: Spec, label: str) -> Run:
     """
     from nanolib.meters.machine import this_machine, versions
 
-    titles = dict(zip("ab", spec.titles_of(result.versions), strict=True))
+    titles = dict(zip("ab", (version.title for version in result.versions), strict=True))
     rows = {}
     for one in result.results:
         measured = list(_ratio_rows(one, spec.metric, titles))

@@ -25,22 +25,20 @@ class Spec:
     Attributes:
         names: Git revisions of A and B, or `.` for the working tree.
         start: A folder of the repository.
-        jobs: Name of each experiment, with the parameters for A and for B.
+        jobs: Name of each experiment, with its parameters.
         functions: Functions to time, each as `package.module:function`.
         setup: Function that creates the argument of each timed function. An empty text means that
             timed functions take no argument.
         metric: Name of the metric to compare.
-        titles: Titles of A and B in messages. An empty title means the version's own title.
         interpreters: Interpreters of A and B, or None to run both versions with this interpreter.
     """
 
     names: tuple[str, str]
     start: Path
-    jobs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = ()
+    jobs: Sequence[tuple[str, Mapping[str, Any]]] = ()
     functions: Sequence[str] = ()
     setup: str = ""
     metric: str = "latency"
-    titles: tuple[str, str] = ("", "")
     interpreters: tuple[Interpreter, Interpreter] | None = None
 
     def __post_init__(self) -> None:
@@ -54,11 +52,6 @@ class Spec:
                 raise BadInput(
                     f"{option}: {name!r} is not a function; write package.module:function"
                 )
-
-    def titles_of(self, versions: Sequence[Version]) -> list[str]:
-        """Return the titles of A and B for messages."""
-        pairs = zip(self.titles, versions, strict=True)
-        return [title or version.title for title, version in pairs]
 
     @property
     def differences(self) -> list[str]:
@@ -92,19 +85,13 @@ class Spec:
                 processes = [
                     stack.enter_context(VersionProcess(version, timeout_s)) for version in versions
                 ]
-            for experiment, *params in self.jobs:
-                requests = [{"experiment": experiment, "params": dict(values)} for values in params]
+            for experiment, params in self.jobs:
+                requests = [{"experiment": experiment, "params": dict(params)}] * 2
                 of_a, of_b = _listed_cases(processes, requests)
-                if params[0] == params[1]:
-                    lines += _only_in(experiment, of_a, of_b, MISSING, "B")
-                    lines += _only_in(experiment, of_b, of_a, NEW, "A")
-                    of_a = {case: of_a[case] for case in of_a if case in of_b}
-                    of_b = {case: of_b[case] for case in of_a}
-                elif len(of_a) != len(of_b):
-                    raise BadInput(
-                        f"params: the two files give {len(of_a)} and {len(of_b)} cases; "
-                        "give files that differ in values and have the same number of cases"
-                    )
+                lines += _only_in(experiment, of_a, of_b, MISSING, "B")
+                lines += _only_in(experiment, of_b, of_a, NEW, "A")
+                of_a = {case: of_a[case] for case in of_a if case in of_b}
+                of_b = {case: of_b[case] for case in of_a}
                 pairs = zip(of_a.items(), of_b.items(), strict=True)
                 tasks += [_case_task(experiment, pair, requests) for pair in pairs]
         if not tasks:

@@ -75,9 +75,9 @@ def ab(
 ) -> None:
     """Compare two versions, measured in turns. Exit code 1 reports a regression or a new failure.
 
-    REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a
-    notebook or --call, nano compares the timed cases of the quick suite. With --python, both
-    interpreters run the working tree, unless you name a revision.
+    REV_A and REV_B are git revisions, or `.` for the working tree. Without a notebook or --call,
+    nano compares the timed cases of the quick suite. With --python, both interpreters run the
+    working tree, unless you name a revision.
 
     nano alternates blocks of both versions in random order, in many pairs of fresh processes, and
     judges all pairs once. At the default threshold of 5%, nanolib reports a slow-down of exactly 5%
@@ -154,7 +154,7 @@ def _spec(
     from nanolib.ab.versions import inspect_interpreter
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
-    from nanolib.run.jobs import plan, read_job
+    from nanolib.run.jobs import plan
 
     revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
@@ -163,11 +163,6 @@ def _spec(
         )
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs --call; name a function to time with --call")
-    files = all(name.endswith((".yml", ".yaml")) for name in revisions)
-    if files and pythons:
-        raise BadInput(
-            "--python: two params files need one environment; give revisions, or leave out --python"
-        )
     if len(pythons) not in (0, 2):
         raise BadInput(
             f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
@@ -176,12 +171,8 @@ def _spec(
     rest = {"metric": metric, "interpreters": interpreters}
     if functions:
         return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)
-    if files:
-        a, b = (Path(name) for name in revisions)
-        job = read_job(ALL, a, b, notebooks, overrides)
-        return Spec((".", "."), checkout(), [job], titles=(a.name, b.name), **rest)
     jobs = [
-        (job.name, job.values, job.values)
+        (job.name, job.values)
         for job in plan(ALL, notebooks, overrides, {})
         if any(case.supports_ab for case in job.cases())
     ]

@@ -59,19 +59,16 @@ def list_names() -> None:
 def _names() -> dict[str, dict[str, str]]:
     """Return the names of each list, as title → name → description."""
     from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
-    from nanolib.run.jobs import SCENARIOS, notebooks, scenarios, suites
+    from nanolib.run.jobs import SCENARIOS, params_files
 
-    root = checkout()
-    params = root / "params"
-    asked = {name: _title(root / "notebooks" / f"{name}.ipynb") for name in notebooks()}
-    in_suites = {}
-    for suite in suites():
-        files = [name for name in notebooks() if (params / suite / f"{name}.yml").is_file()]
-        in_suites[suite] = ", ".join(files)
+    suites = params_files()
+    scenarios = suites.pop(SCENARIOS, {})
+    in_suites = {suite: ", ".join(files) for suite, files in suites.items()}
+    names = dict.fromkeys(name for files in suites.values() for name in files)
+    asked = {name: _title(checkout() / "notebooks" / f"{name}.ipynb") for name in names}
     commented = {}
-    for name in scenarios():
-        text = (params / SCENARIOS / f"{name}.yml").read_text(encoding="utf-8")
-        commented[name] = text.splitlines()[0].lstrip("# ")
+    for name, file in scenarios.items():
+        commented[name] = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     return {
         "Notebooks (nano run NOTEBOOK)": asked,
         "Suites (nano run SUITE)": in_suites,
@@ -145,10 +142,9 @@ def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
 
 def _notebook(name: str) -> Path | None:
     """Return the path of a notebook, or None if no notebook has that name."""
-    from nanolib.run.jobs import notebooks
-
     root = find_checkout()
-    return root / "notebooks" / f"{name}.ipynb" if root and name in notebooks() else None
+    notebooks = (root / "notebooks").glob("*.ipynb") if root else ()
+    return next((path for path in notebooks if path.stem == name), None)
 
 
 @command(

@@ -1,9 +1,7 @@
 """Run suites and notebooks with `nano run`, and examine this machine with `nano doctor`."""
 
-import itertools
 import signal
 import sys
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -153,7 +151,7 @@ def _conclude(result: Any) -> list[str]:
 def _show_plan(jobs: list[Any]) -> None:
     """Print the cases of a dry run, and the expected duration of each notebook."""
     from nanolib.meters.machine import this_machine
-    from nanolib.run.dry_run import expected_s, predict_case
+    from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks_case import ceilings_of
     from nanolib.store import Store
 
@@ -168,7 +166,7 @@ def _show_plan(jobs: list[Any]) -> None:
                 continue
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
-            _show_cases(cases, (predict_case(case, ceilings) for case in cases))
+            echo_table(dry_run_table(cases, ceilings))
     known = [interval for interval in expected if interval]
     unknown = len(expected) - len(known)
     if known:
@@ -189,20 +187,6 @@ def _duration(seconds: Any) -> str:
     return f": about {estimate} s ({low} to {high} s) inside cases"
 
 
-def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print a line per case, or per group of adjacent cases with equal predictions and no plan."""
-    from tqdm import tqdm
-
-    width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
-    echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
-    with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for _, equal in itertools.groupby(bar, lambda line: line[1:] if line.mib == "—" else line):
-            (name, ms, mib, here), *others = equal
-            name += f" and {len(others)} more" if others else ""
-            with bar.external_write_mode():
-                echo(f"{name:{width}}  {ms:>12}  {mib:>13}  {here}")
-
-
 def _show_failures(run_ids: list[str]) -> None:
     from nanolib.report.overview import failures
     from nanolib.store import Store
@@ -216,18 +200,15 @@ def _show_failures(run_ids: list[str]) -> None:
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}{reason}")
 
 
-@command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
+@command("nano doctor", "nano doctor --json")
 @json_option
 @option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
-@option(
-    "--sustained", 0.0, "Run each matrix product for this many seconds. 0 runs none.", "SECONDS"
-)
 @output_option
-def doctor(as_json: bool, budget: float, sustained: float) -> None:
+def doctor(as_json: bool, budget: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""
     from nanolib.experiments.doctor import examine
 
-    found = examine(budget, sustained)
+    found = examine(budget)
     if as_json:
         echo_json(found)
         return

@@ -17,7 +17,6 @@ from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level, find_recent_outlier
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
-from nanolib.store.schema import DURING
 
 TIMED = ("latency", "tokens_per_second")  # Metrics that `nano ab` measures.
 
@@ -168,15 +167,10 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
 
 
 def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Map the ID of each run that began on a busy machine to lines about the interference.
-
-    nanolib excludes interference during a case, because the affected rows have a flag.
-    """
-    found = {
-        run["run_id"]: [line for line in run["interference"] if not line.startswith(DURING)]
-        for _, run in store.runs_of(run_ids).iterrows()
-    }
-    return {run_id: lines for run_id, lines in found.items() if lines}
+    """Map the ID of each run that began on a busy machine to lines about the interference."""
+    runs = store.runs_of(run_ids)
+    found = zip(runs["run_id"], runs["interference"], strict=True)
+    return {run_id: lines for run_id, lines in found if lines}
 
 
 def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:

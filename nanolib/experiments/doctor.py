@@ -28,7 +28,7 @@ from nanolib.paths import make_folder, output_folder
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
-from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
+from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
 class Params(shared.Params):
@@ -37,34 +37,25 @@ class Params(shared.Params):
     Attributes:
         dtypes: Dtypes of the matrix products. nanolib adds tf32 and FP8 if the device supports
             these dtypes.
-        sustained_s: Duration of a sustained measurement of each product, s. With 0, nanolib
-            measures no sustained rates.
     """
 
     NAME: ClassVar[str] = "doctor"
 
     dtypes: shared.Dtypes = pydantic.Field(["float32", "bfloat16", "float16"])
 
-    sustained_s: float = pydantic.Field(0.0, ge=0, le=3600)
-
 
 def cases(params: Params) -> list[Case]:
-    """List the cases of peak rates and, if requested, of sustained rates."""
+    """List the cases of peak rates."""
     device = resolve_device(params.device)
     kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
-    found = ceiling_cases(device, kinds, params.budget_s)
-    if params.sustained_s:
-        found += [SustainedCase(device, kind, params.sustained_s) for kind in kinds]
-    return found
+    return ceiling_cases(device, kinds, params.budget_s)
 
 
-def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
+def examine(budget_s: float) -> dict[str, dict[str, str]]:
     """Return facts, capabilities and peak rates of this machine, and store the rates as a run.
 
     Args:
         budget_s: Time limit of each peak rate, s.
-        sustained_s: Duration of a sustained measurement of each product, s. With 0, nanolib
-            measures no sustained rates.
 
     Returns:
         Text of each fact, by heading and name.
@@ -72,7 +63,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
     Raises:
         BadInput: An argument is not valid, or the output folder cannot be created.
     """
-    params = Params(budget_s=budget_s, sustained_s=sustained_s)
+    params = Params(budget_s=budget_s)
     # nanolib creates the folder first, so that an error appears before any measurement.
     make_folder(output_folder())
     with limit_threads():  # Each run limits its threads in the same way.

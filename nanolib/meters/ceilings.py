@@ -1,16 +1,12 @@
 """Measure the machine's peak rates with a large matrix product per dtype, and with a large copy."""
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.time.clock import Call, Clock
+from nanolib.meters.time.clock import Call
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
@@ -18,12 +14,9 @@ _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last
 # The names `tf32` and `fp8` are not dtypes of torch, so nanolib maps them to operand dtypes.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
-_SUSTAINED_CALLS = 4
 
 
-def measure_ceiling(
-    device: str, ceiling: str, budget_s: float = 2.0, *, sustained: bool = False
-) -> Measurement:
+def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
     """Measure a peak rate of a device, for comparison with achieved rates.
 
     Args:
@@ -31,12 +24,10 @@ def measure_ceiling(
         ceiling: Name of the peak rate: `copy` for a copy in memory, or a dtype, `tf32` or `fp8` for
             a matrix product.
         budget_s: Time after which sampling stops, s.
-        sustained: Whether a product runs for the whole budget and only the second half counts.
 
     Returns:
-        For a product, a row of `ceiling_flops` in FLOP/s. The scope is the name of the rate, or the
-        name and `sustained`. For a copy, a row of `ceiling_bytes`, which are the bytes read and
-        written per second.
+        For a product, a row of `ceiling_flops` in FLOP/s. For a copy, a row of `ceiling_bytes`,
+        which are the bytes read and written per second. The scope is the name of the rate.
     """
     if ceiling == "copy":
         size = _copy_bytes(device)
@@ -46,16 +37,12 @@ def measure_ceiling(
             lambda: target.copy_(source), _REL_CI, budget_s, device=device, scope=ceiling
         )
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
-    scope = f"{ceiling} sustained" if sustained else ceiling
-    span, collect = "in a burst of", None
-    if sustained:
-        span, collect = "the second half of", partial(_second_half, budget_s)
     a, b = _operands(device, ceiling)
     with tf32_products(ceiling == "tf32"):
         product = _product(a, b, ceiling)
-        latency = measure(product, _REL_CI, budget_s, device=device, scope=scope, collect=collect)
+        latency = measure(product, _REL_CI, budget_s, device=device, scope=ceiling)
     size = len(a)
-    text = f"matrix product {size}³, {span} {budget_s:g} s"
+    text = f"matrix product {size}³, in a burst of {budget_s:g} s"
     return rate("ceiling_flops", 2 * size**3, latency, message=text)
 
 
@@ -65,22 +52,6 @@ def operand_bytes(device: str, ceiling: str) -> int:
         return 2 * _copy_bytes(device)
     itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
     return _size(device, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
-
-
-def _second_half(
-    budget_s: float, clock: Clock, phases: Mapping[str, Call]
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Take blocks for the whole budget, and return the second half of the blocks."""
-    start, calls, blocks = time.perf_counter(), list(phases.values()), []
-    while time.perf_counter() - start < budget_s or len(blocks) < 12:
-        blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
-    shape = {
-        "calls_per_block": _SUSTAINED_CALLS,
-        "inner": 1,
-        "stop": "second_half",
-        "budget_s": budget_s,
-    }
-    return np.asarray(blocks[len(blocks) // 2 :]), shape
 
 
 @contextlib.contextmanager

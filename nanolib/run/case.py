@@ -16,7 +16,6 @@ import torch
 
 from nanolib.measurement import Flag, Measurement, Unsupported
 from nanolib.meters.machine import usable_cores
-from nanolib.meters.memory import MIB
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.trace import Trace
@@ -73,23 +72,11 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and the planned peak memory.
-
-        nanolib plans `peak_memory` only if the formulas predict `bytes`. The unit of `peak_memory`
-        is MiB.
+        """Return what formulas and the memory plan predict, or nothing if no formula applies.
 
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates, no time is predicted.
         """
-        predicted = {}
-        for name, value in self.formulas(ceilings).items():
-            predicted[name] = value
-            if name == "bytes" and (planned := self.plan().most) is not None:
-                predicted["peak_memory"] = planned / MIB
-        return predicted
-
-    def formulas(self, ceilings: Ceilings | None = None) -> dict[str, Any]:
-        """Return the predictions of formulas by name, or nothing if no formula applies."""
         return {}
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:

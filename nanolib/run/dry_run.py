@@ -1,10 +1,11 @@
 """Predict the results and the duration of an experiment's cases before anything runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from tqdm import tqdm
 
 from nanolib.meters.memory import MIB
 from nanolib.numbers import format_number
@@ -55,36 +56,39 @@ def prediction_table(
     return pd.DataFrame(lines).fillna("")
 
 
-class CasePrediction(NamedTuple):
-    """Predictions about a case, as texts for a table.
+def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
+    """Return a table with the predicted time and memory of each case, and whether it runs here.
 
-    Attributes:
-        case: Name of the case.
-        ms: Predicted latency, in ms.
-        mib: Planned peak memory, in MiB.
-        here: Whether the case can run on this machine, or the reason why it cannot.
+    nanolib does not build a user's model. Cases with equal predictions and no plan share a line.
+
+    Args:
+        cases: Cases to predict.
+        ceilings: Peak rates, as for `roofline_ms`.
     """
-
-    case: str
-    ms: str
-    mib: str
-    here: str
-
-
-def predict_case(case: Case, ceilings: Ceilings) -> CasePrediction:
-    """Predict a case by its formulas and its memory plan. nanolib does not build a user's model."""
-    ms, mib, here = "—", "—", "known after a run, because the model is your own code"
-    if not case.runs_code:
-        if (latency := case.predict(ceilings).get("latency")) is not None:
-            ms = _text("latency", latency)
-        if reason := case.unsupported():
-            here = f"unsupported: {reason}"
-        else:
-            plan = case.plan()
-            mib = mib if plan.most is None else format_number(plan.most / MIB)
-            lacking = shortage(plan, case.device)
-            here = f"oom_predicted: {lacking}" if lacking else "runs"
-    return CasePrediction(str(case), ms, mib, here)
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for case in tqdm(cases, "planning", leave=False, disable=None, unit="case"):
+        ms, mib, here = "—", "—", "known after a run, because the model is your own code"
+        if not case.runs_code:
+            if (latency := case.predict(ceilings).get("latency")) is not None:
+                ms = _text("latency", latency)
+            if reason := case.unsupported():
+                here = f"unsupported: {reason}"
+            else:
+                plan = case.plan()
+                mib = mib if plan.most is None else format_number(plan.most / MIB)
+                lacking = shortage(plan, case.device)
+                here = f"oom_predicted: {lacking}" if lacking else "runs"
+        own_line = "" if mib == "—" else str(case)
+        lines.setdefault((own_line, ms, mib, here), []).append(str(case))
+    return pd.DataFrame(
+        {
+            "case": name + (f" and {len(others)} more" if others else ""),
+            "predicted ms": ms,
+            "predicted MiB": mib,
+            "here": here,
+        }
+        for (_, ms, mib, here), (name, *others) in lines.items()
+    )
 
 
 def expected_s(
@@ -93,8 +97,8 @@ def expected_s(
     """Estimate how long the cases take, from earlier runs of this notebook on this machine.
 
     The estimate of a case is the median of its earlier durations with the same timing parameters,
-    and the interval covers all of these durations. For a case that was never measured, the estimate
-    is the median duration of the notebook's earlier cases, and the interval ends at the quartiles.
+    and the interval covers all of these durations. For a case that was never measured, nanolib uses
+    the durations of all of the notebook's cases.
 
     Args:
         params: Parameters of the notebook.
@@ -113,12 +117,9 @@ def expected_s(
     ended = rows[(rows["metric"] == "case_duration") & (rows["estimate"] > 0)]
     if ended.empty:
         return None
-    usual = np.quantile(ended["estimate"], [0.25, 0.5, 0.75])
-    times = {
-        case_id: np.quantile(own, [0, 0.5, 1])
-        for case_id, own in ended.groupby("case_id")["estimate"]
-    }
-    return Interval(*map(float, sum(times.get(case.case_id, usual) for case in cases)))
+    by_case = dict(iter(ended.groupby("case_id")["estimate"]))
+    times = (by_case.get(case.case_id, ended["estimate"]) for case in cases)
+    return Interval(*map(float, sum(np.quantile(own, [0, 0.5, 1]) for own in times)))
 
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:

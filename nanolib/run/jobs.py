@@ -35,7 +35,7 @@ class Job:
     def title(self) -> str:
         """The file name of the executed notebook: the name of the scenario or of the notebook."""
         suite = str(self.values.get("suite", ""))
-        return suite if suite in scenarios() else self.name
+        return suite if suite.startswith(f"{self.name}-") else self.name
 
     def cases(self) -> list[Any]:
         """Return the cases of the notebook. The summary has no cases, as it only reads results."""
@@ -43,22 +43,23 @@ class Job:
         return experiment.cases(self.params) if hasattr(experiment, "cases") else []
 
 
-def suites() -> list[str]:
-    """List the names of the suites."""
-    folders = [file.parent.name for file in (checkout() / "params").glob("*/*.yml")]
-    return sorted({name for name in folders if name != SCENARIOS and not name.startswith(".")})
+def params_files() -> dict[str, dict[str, Path]]:
+    """Map each folder of `params/` to the params files of its notebooks, by name.
+
+    The file of the summary is last, because the summary reads all results.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    notebooks = {file.stem for file in (checkout() / "notebooks").glob("*.ipynb")}
+    files = (checkout() / "params").glob("[!.]*/*.yml")
+    for file in sorted(files, key=lambda file: (file.stem == "summary", file)):
+        if _notebook_of(file) in notebooks:
+            found.setdefault(file.parent.name, {})[file.stem] = file
+    return found
 
 
-def scenarios() -> list[str]:
-    """List the names of the scenarios. Each name begins with the name of its notebook."""
-    return sorted(file.stem for file in (checkout() / "params" / SCENARIOS).glob("*.yml"))
-
-
-def notebooks() -> list[str]:
-    """List the notebooks that have a params file. The summary is last, since it reads all results."""
-    params = {file.stem for file in (checkout() / "params").glob("*/*.yml")}
-    names = (file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
-    return sorted(params.intersection(names), key=lambda name: (name == "summary", name))
+def _notebook_of(file: Path) -> str:
+    """Return the notebook of a params file. The name of a scenario begins with its notebook."""
+    return file.stem.partition("-")[0]
 
 
 def plan(
@@ -83,7 +84,7 @@ def plan(
     given = {name: value for name, value in scheduling.items() if value}
     for file in _params_files(targets, overrides):
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        name = file.stem.partition("-")[0]
+        name = _notebook_of(file)
         flat = experiments[name]().Params.flat
         try:
             values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
@@ -97,28 +98,21 @@ def plan(
 
 def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
     """Find the params files of a command line."""
-    targets = list(dict.fromkeys(targets))
-    folder = checkout() / "params"
-    if targets and set(targets) <= set(scenarios()):
-        return [folder / SCENARIOS / f"{name}.yml" for name in targets]
-    suite, *names = targets if targets and targets[0] in suites() else (DEFAULT_SUITE, *targets)
-    files = {name: folder / suite / f"{name}.yml" for name in notebooks()}
-    available = [name for name, file in files.items() if file.is_file()]
+    folders = params_files()
+    suite, *names = targets if targets and targets[0] in folders else (DEFAULT_SUITE, *targets)
+    of_suite, scenarios = folders.get(suite, {}), folders.get(SCENARIOS, {})
+    known = scenarios | of_suite
     for name in names:
-        if name in suites():
+        if name not in known:
+            hint = did_you_mean(name, [*known, *folders])
             raise BadInput(
-                f"run: {shown(name)} is a second suite; name one suite, as the first name"
+                f"run: {shown(name)} is neither a notebook of {suite} ({', '.join(of_suite)}) nor "
+                f"a scenario ({', '.join(scenarios)}); {hint and f'{hint} '}name one suite "
+                f"({', '.join(folders)}) first, or none"
             )
-        if name not in available:
-            hint = did_you_mean(name, [*suites(), *available, *scenarios()])
-            raise BadInput(
-                f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of "
-                f"{suite} ({', '.join(available)}) nor a scenario ({', '.join(scenarios())})"
-                f"{hint and f'; {hint}'}"
-            )
-    if overrides and not names and len(available) > 1:
-        raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(available)}")
-    return [files[name] for name in available if not names or name in names]
+    if overrides and not names and len(of_suite) > 1:
+        raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(of_suite)}")
+    return [file for name, file in known.items() if name in (names or of_suite)]
 
 
 def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
@@ -141,37 +135,3 @@ def import_user_code(jobs: Sequence[Job]) -> None:
     for params in named.values():
         if hasattr(params, "look"):
             params.look([])
-
-
-def read_job(
-    experiments: Experiments,
-    a: Path,
-    b: Path,
-    names: Sequence[str],
-    overrides: Mapping[str, Any],
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Read the two params files that `nano ab` compares.
-
-    Args:
-        experiments: Name of a notebook → function that loads its experiment.
-        a: Params file of version A.
-        b: Params file of version B.
-        names: Names of notebooks from the command line. By default, the name of a params file is
-            the name of its notebook.
-        overrides: Parameters that replace the values in both files.
-
-    Returns:
-        Name of the notebook, parameters of A, and parameters of B.
-
-    Raises:
-        BadInput: A file cannot be read, or the notebook is unknown.
-    """
-    known = [name for name in notebooks() if name != "summary"]
-    named = {name for name in names or (a.stem, b.stem) if name in known}
-    if len(named) != 1:
-        raise BadInput(
-            f"params: {a} and {b} do not name the same notebook; add one of {', '.join(known)}"
-        )
-    name = named.pop()
-    flat = experiments[name]().Params.flat
-    return name, *(flat(read_yaml(file)) | flat(overrides) for file in (a, b))

@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,11 @@ _POLL_S = 0.2
 
 
 def lock_path(device: str) -> Path:
-    """Return the path of a device's lock file. All users of the machine share this file."""
+    """Return the path of a device's lock file. Runs with one temporary folder share this file.
+
+    Runs with different temporary folders, such as jobs with a `TMPDIR` of their own, do not wait
+    for each other.
+    """
     name = device.replace(":", "-")
     if device.startswith("cuda"):
         from nanolib.meters.machine import gpu_uuid  # Only the lock of a GPU needs torch.
@@ -70,21 +74,6 @@ def device_lock(
         lock.release()
 
 
-def lock_owner(device: str, ours: Container[int] = ()) -> str:
-    """Return the name of the process that uses the device now, or an empty string.
-
-    Args:
-        device: Device, such as `cpu` or `cuda:0`.
-        ours: IDs of processes that do not count.
-    """
-    lock = FileLock(lock_path(device), mode=0o666)
-    with contextlib.suppress(BadInput):  # The run that locks the device reports the error.
-        if not _acquire(lock):
-            return _owner(lock, ours)
-        lock.release()
-    return ""
-
-
 def _acquire(lock: FileLock) -> bool:
     """Acquire the lock if it is free, and return whether it was free."""
     try:
@@ -108,11 +97,9 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
     return open(path, mode, errors="replace", opener=opened)
 
 
-def _owner(lock: FileLock, ours: Container[int] = ()) -> str:
+def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read().partition(" ")
-        if int(pid) in ours:
-            return ""
         if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
             return f"process {int(pid)} ({what})"
     return "another process"

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -278,15 +278,6 @@ def breakdown_rows(
         made = {"scope": f"{work.scope}: {kind}", "method": peak.method}
         rows.append(exact("memory_part", size / MIB, predicted=expected.get(kind), **made))
     return rows
-
-
-def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
-    """Measure the memory of a call whose kernels bypass the counter, as one part."""
-    refused, resident = memory_rows(work, device, plan, counted=False)
-    scope = f"{work.scope}: {MemoryKind.UNATTRIBUTED}"
-    message = f"{UNCOUNTED}, so the parts are not known"
-    part = replace(resident, metric="memory_part", scope=scope, message=message)
-    return [refused, resident, part]
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:

@@ -7,10 +7,7 @@ status.
 
 import contextlib
 import functools
-import itertools
-import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,10 +15,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pandas as pd
-import psutil
 import yaml
 from tqdm import tqdm
 
@@ -30,15 +25,13 @@ from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, checkout, make_folder
 from nanolib.run.jobs import Job
-from nanolib.run.lock import lock_owner
+from nanolib.run.lock import device_lock
 from nanolib.run.process import describe_exit, kill_tree, python, start
 from nanolib.store import Store
 
 _POLL_S = 0.3
 _RESUME = "--resume continues after the last finished case"
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
-_LEAST_FREE = 2**16  # Disk space without which papermill cannot save a notebook, in bytes.
-_KERNEL_DIED = 138  # papermill's exit code after the death of a kernel.
 
 
 @dataclass
@@ -51,12 +44,8 @@ class NotebookResult:
         status: Status of the job: `done`, `failed`, `interrupted` or `not started`.
         message: Reason for a failure or an interruption, in one line.
         seconds: Wall time of the job, s.
-        measured_s: Wall time inside the cases that this command measured, s.
-        resumed: Number of cases that an earlier command has measured.
-        finished: Number of cases that have ended.
         statuses: Number of cases by status.
         run_id: ID of the run, or an empty string if the notebook has not created a run.
-        interference: Lines about the interference on the machine during the run.
     """
 
     name: str
@@ -64,21 +53,12 @@ class NotebookResult:
     status: str = "not started"
     message: str = ""
     seconds: float = 0.0
-    measured_s: float = 0.0
-    resumed: int = 0
-    finished: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     run_id: str = ""
-    interference: list[str] = field(default_factory=list)
 
-    def lines(self) -> list[str]:
-        """Return lines about the result for a terminal."""
-        resumed = f"{self.resumed} of {self.cases} cases were finished before"
-        return [
-            *([f"{self.name}: {resumed}"] if self.resumed else []),
-            *(f"{self.name}: not a quiet machine: {line}" for line in self.interference),
-            f"{self.name}: {self.status} in {self.seconds:.0f} s {self.message}".rstrip(),
-        ]
+    def __str__(self) -> str:
+        """Return a line about the result for a terminal."""
+        return f"{self.name}: {self.status} in {self.seconds:.0f} s {self.message}".rstrip()
 
 
 @dataclass
@@ -128,47 +108,40 @@ def run_jobs(
         log(f"not a quiet machine: {line}")
     bar = tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True)
 
-    waits = set()
-
-    def show(result: NotebookResult, text: str) -> None:
-        # Before a job has a run, the only text is a line about a wait.
-        if bar.disable and text and not result.run_id and result.name not in waits:
-            waits.add(result.name)
-            log(f"{result.name}: {text}")
-        bar.set_description_str(printable(f"{result.name}: {text}" if text else result.name))
-        bar.update(sum(each.finished for each in results) - bar.n)
+    def say(line: str) -> None:
+        with bar.external_write_mode(sys.stderr):
+            log(line)
 
     with bar, contextlib.suppress(KeyboardInterrupt):
         for job, result in zip(jobs, results, strict=True):
             if bar.disable:
                 cases = f"{result.cases} cases" if result.cases else "reads the database"
-                log(f"{result.name}: {cases}")
-            run_job(job, result, command, show)
-            with bar.external_write_mode(sys.stderr):
-                for line in (*result.lines(), *conclude(result)):
-                    log(line)
+                say(f"{result.name}: {cases}")
+            run_job(job, result, command, bar, say)
+            for line in (str(result), *conclude(result)):
+                say(line)
             if result.status == RunStatus.INTERRUPTED:
                 break
     return results
 
 
 def run_job(
-    job: Job,
-    result: NotebookResult,
-    command: Command,
-    show: Callable[[NotebookResult, str], None],
+    job: Job, result: NotebookResult, command: Command, bar: tqdm, log: Callable[[str], None]
 ) -> None:
     """Run one job, and store the job's status in `result` and in the database.
 
     Args:
         job: Job to run.
-        result: Result of the job. The function updates this result while the job runs.
+        result: Result of the job. The function updates this result.
         command: Command of the job.
-        show: Function that shows `result` and the name of the current case.
+        bar: Bar that shows the current case and counts the finished cases of all jobs.
+        log: Function that receives a line when a wait for the device begins or ends.
+
+    Raises:
+        BadInput: This process cannot open the lock file of the device.
     """
-    began = time.perf_counter()
+    began, before = time.perf_counter(), bar.n
     names = {case.case_id: str(case) for case in job.cases()}
-    device = resolve_device(getattr(job.params, "device", "cpu"))
     with Store(command.output / DATABASE) as store:
 
         def watch() -> None:
@@ -176,20 +149,15 @@ def run_job(
             if not result.run_id:
                 runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
                 result.run_id = str(next(iter(runs), ""))
-                if job.params.resume:
-                    result.resumed = len(store.finished_cases(result.run_id))
-                    endings = store.case_endings(result.run_id)
-                    result.measured_s = -sum(seconds for *_, seconds in endings)
-            result.finished = len(store.finished_cases(result.run_id) & names.keys())
+            finished = store.finished_cases(result.run_id) & names.keys()
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
-            if names and not result.run_id:
-                # The job locks the device before it has a run.
-                ours = {child.pid for child in psutil.Process().children(recursive=True)}
-                if owner := lock_owner(device, ours):
-                    current = f"waiting for {device}: in use by {owner}"
-            show(result, current)
+            bar.set_description_str(printable(f"{result.name}: {current}"))
+            bar.update(before + len(finished) - bar.n)
 
         try:
+            if names:  # The notebook waits for its device too, but shows the wait only in its log.
+                with device_lock(resolve_device(job.params.device), job.title, log):
+                    pass
             code = _run_papermill(job, command, watch)
             _judge(result, code, store, command.logs / f"{job.title}.log")
         except KeyboardInterrupt:
@@ -199,30 +167,20 @@ def run_job(
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
             store.update_run(result.run_id, status=result.status, message=result.message)
-        for status, count, seconds in store.case_endings(result.run_id):
-            result.statuses[status] = count
-            result.measured_s += seconds
-        result.interference = list(itertools.chain(*store.runs_of([result.run_id]).interference))
+        endings = store.case_endings(result.run_id)
+        result.statuses = {status: count for status, count, _ in endings}
 
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int:
-    """Execute a notebook in a temporary folder, move the result, and return papermill's exit code.
-
-    Without a temporary folder, two commands at the same time could write to the same file.
-    """
-    with (
-        TemporaryDirectory(prefix=".nanolib-run-", dir=command.output) as folder,
-        (command.logs / f"{job.title}.log").open("w", encoding="utf-8") as log,
-    ):
-        parameters, target = Path(folder, "params.yml"), Path(folder, f"{job.title}.ipynb")
-        parameters.write_text(yaml.safe_dump(job.params.nested(job.values)), encoding="utf-8")
-        source = checkout() / "notebooks" / f"{job.name}.ipynb"
-        # Papermill replaces names in braces by parameters, even in a path.
-        paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, target)]
-        variables = {
-            OUTPUT_VARIABLE: str(command.output),
-            LAUNCH_VARIABLE: command.launch(job.title),
-        }
+    """Execute a notebook, and return papermill's exit code."""
+    parameters = command.logs / f"{job.title}.yml"
+    parameters.write_text(yaml.safe_dump(job.params.nested(job.values)), encoding="utf-8")
+    source = checkout() / "notebooks" / f"{job.name}.ipynb"
+    target = command.output / f"{job.title}.ipynb"
+    # Papermill replaces names in braces by parameters, even in a path.
+    paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, target)]
+    variables = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: command.launch(job.title)}
+    with (command.logs / f"{job.title}.log").open("w", encoding="utf-8") as log:
         process = start(
             python("papermill", *paths, "-f", str(parameters), "--no-progress-bar"),
             stdin=subprocess.DEVNULL,
@@ -237,10 +195,6 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
         finally:
             kill_tree(process.pid)
             process.wait()
-            # On a full disk, papermill leaves half a notebook.
-            with contextlib.suppress(OSError, ValueError):
-                json.loads(target.read_bytes())
-                target.replace(command.output / target.name)
             watch()
     return process.returncode
 
@@ -249,24 +203,17 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
     """Set the status of the job, and the message if the job is not done."""
     run = store.runs_of([result.run_id])
     status, message = ("", "") if run.empty else (run.status.iloc[0], run.message.iloc[0])
-    if code == 0 and status == (RunStatus.DONE if result.cases else status):
+    if code == 0 and (status == RunStatus.DONE or not result.cases):
         result.status = RunStatus.DONE
         return
-    result.status = RunStatus.FAILED
-    if message:
-        result.message = message
-    elif shutil.disk_usage(log.parent).free < _LEAST_FREE:
-        result.message = "the disk is full; free space, and run again with --resume"
-    elif code == 0:
-        result.message = "the notebook ended before its last cell marked the run as done"
-    elif code == _KERNEL_DIED:
-        result.message = f"the kernel died, perhaps because memory ran out; see {log}; {_RESUME}"
-    else:
-        result.message = describe_exit(code, log.read_text(errors="replace"))
+    reason = "the notebook ended before its last cell marked the run as done"
+    if code:
+        reason = describe_exit(code, log.read_text(errors="replace"))
+    result.status, result.message = RunStatus.FAILED, message or reason
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
-    """Return a table of each job's status, cases and times, with total times in the last line."""
+    """Return a table of each job's status, cases and duration, with the total in the last line."""
     lines = []
     for result in results:
         counts = result.statuses
@@ -277,11 +224,9 @@ def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
             "cases": str(result.cases or "—"),
             "ok": str(counts.get("ok", "—")),
             "other": ", ".join(others) or "—",
-            "measuring s": result.measured_s,
-            "rest s": max(0.0, result.seconds - result.measured_s),
-            "total s": result.seconds,
+            "total s": f"{result.seconds:.1f}",
         }
         lines.append(line)
-    table = pd.DataFrame(lines)
-    table.loc[len(table)] = {"notebook": "total", **table.sum(numeric_only=True)}
-    return table.fillna("").map(lambda cell: cell if isinstance(cell, str) else f"{cell:.1f}")
+    seconds = sum(result.seconds for result in results)
+    total = {"notebook": "total", "total s": f"{seconds:.1f}"}
+    return pd.DataFrame([*lines, total]).fillna("")

@@ -17,12 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import nanolib
-from nanolib.measurement import BadInput, RunStatus
+from nanolib.measurement import BadInput, RunStatus, cause
 from nanolib.paths import DATABASE
 from nanolib.run.jobs import Job, Load, make_job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
-from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
 RETRIES = 2  # Number of times that Ray starts a task again after a lost node or worker.
@@ -59,7 +57,7 @@ def run_on_ray(
         log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
         task, pending = ray.remote(_measure), {}
         for job, result, need in zip(measuring, results, needs, strict=True):
-            given = (job.name, job.load, dict(job.values), command.token, source_digest())
+            given = (job.name, job.load, dict(job.values), command.token)
             options = task.options(name=job.title, max_retries=RETRIES, **need)
             pending[options.remote(*given)] = result
         try:
@@ -67,8 +65,7 @@ def run_on_ray(
                 (ready,), _ = ray.wait(list(pending), num_returns=1)
                 result = pending.pop(ready)
                 _bring_back(ray, ready, result, command)
-                for line in result.lines():
-                    log(line)
+                log(str(result))
         except KeyboardInterrupt:
             for result in pending.values():  # Ray ends these tasks together with this process.
                 result.status = RunStatus.INTERRUPTED
@@ -93,7 +90,6 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))
     gpus = max((node.get("GPU", 0) for node in nodes), default=0)
-    cpus = min((node["CPU"] for node in nodes if node.get("CPU")), default=0)
     if device.startswith("cuda") or (device == "auto" and gpus):
         if gpus < ranks:
             raise BadInput(
@@ -101,9 +97,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
                 f"and the largest node has {gpus:g}; add a larger node"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
-    if not cpus:
-        raise BadInput(f"--on ray: {job.title} needs a node with CPUs; add one")
-    return {"num_cpus": cpus}
+    return {"num_cpus": min(node["CPU"] for node in nodes if node.get("CPU"))}
 
 
 @contextmanager
@@ -111,13 +105,10 @@ def _connected() -> Iterator[Any]:
     """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or start a local Ray."""
     try:
         import ray  # An optional dependency.
-    except ImportError:
+    except (ImportError, KeyError) as error:  # The package amdsmi makes Ray raise a KeyError.
         raise BadInput(
-            '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'
-        ) from None
-    except KeyError:
-        raise BadInput(
-            "--on ray: the package amdsmi prevents the import of Ray; run: pip uninstall amdsmi"
+            f"--on ray: Ray cannot be imported ({cause(error)}); in the checkout, run: "
+            'pip install -e ".[ray]", and uninstall amdsmi'
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -139,29 +130,21 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
         result.status = RunStatus.FAILED
-        reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
-        raised = isinstance(error, ray.exceptions.RayTaskError)
-        lost = f"the node or worker was lost {RETRIES + 1} times: "
-        result.message = reason if raised else lost + reason
+        result.message = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
         return
     vars(result).update(vars(found))
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
-        places = {".log": command.logs, ".ipynb": command.output, ".sqlite": Path(folder)}
+        places = {".ipynb": command.output, ".sqlite": Path(folder)}
         for name, content in files.items():
-            (places[Path(name).suffix] / name).write_bytes(content)
+            (places.get(Path(name).suffix, command.logs) / name).write_bytes(content)
         with Store(command.output / DATABASE) as store:
             store.merge(Path(folder) / DATABASE)
 
 
 def _measure(
-    name: str, load: Load, values: dict[str, Any], token: str, sources: str
+    name: str, load: Load, values: dict[str, Any], token: str
 ) -> tuple[NotebookResult, dict[str, bytes]]:
     """Run one job on a node in a temporary folder, and return the job's result and files."""
-    if source_digest() != sources:
-        raise BadInput(
-            f"ray: a node has nanolib {nanolib.__version__} with other source files; "
-            "use the same checkout on every node"
-        )
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         command = Command(Path(folder), token)
         (result,) = run_jobs([make_job(name, load, values)], command, lambda line: None)

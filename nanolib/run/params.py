@@ -1,26 +1,22 @@
 """Define the parameters that all measuring notebooks share, and check their values."""
 
-import functools
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
+from nanolib.measurement import MOST_LABEL, BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.sampler import Collect, Timing
 from nanolib.models import attention, text
-from nanolib.params import StrictModel, free_label
+from nanolib.params import StrictModel
 
 # Parameters that do not change what a run measures. `--resume` continues a run even if
 # the values of these parameters differ.
 SCHEDULING = {"suite", "label", "resume", "trace"}
 
 MAX_SEQ_LEN = 2**24
-MAX_CASES = 4096
 
 Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
@@ -30,6 +26,9 @@ Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
 _Value = TypeVar("_Value")
 # A list of values. Each value gives one or more cases.
 Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]
+Preset = Literal[tuple(PRESETS)]
+Kind = Literal[tuple(ATTENTION_KINDS)]
+Dtypes = Grid[Literal[DTYPES]]
 
 
 class Params(StrictModel):
@@ -46,11 +45,7 @@ class Params(StrictModel):
         suite: Name of the parameter set.
         label: Your name for the run.
         resume: Continue the last run with the same parameters, version and machine.
-        grids: Names of list parameters, in tuples. Each tuple gives a case for every combination of
-            its lists' values.
     """
-
-    grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     device: str = "auto"
     rel_ci: float = pydantic.Field(0.01, gt=0, lt=1)
@@ -65,27 +60,19 @@ class Params(StrictModel):
     resume: bool = False
     _collect: Collect | None = pydantic.PrivateAttr(None)
 
-    _label = pydantic.field_validator("label")(free_label)
-    _distinct = pydantic.field_validator("*")(
-        lambda value: distinct(value) if isinstance(value, list) else value
-    )
+    @pydantic.field_validator("*")
+    @classmethod
+    def _fold(cls, value: Any) -> Any:
+        # A repeated value would give the same case again.
+        if not isinstance(value, list):
+            return value
+        return [item for at, item in enumerate(value) if item not in value[:at]]
 
     @pydantic.field_validator("device")
     @classmethod
     def _device_is_here(cls, value: str) -> str:
         resolve_device(value)
         return value
-
-    @pydantic.model_validator(mode="after")
-    def _cases_can_be_listed(self) -> Self:
-        for grid in self.grids:
-            if (count := math.prod(len(getattr(self, name)) for name in grid)) > MAX_CASES:
-                longest = max(grid, key=lambda name: len(getattr(self, name)))
-                raise ValueError(
-                    f"{longest}: {' × '.join(grid)} are {count} combinations; "
-                    f"give values for at most {MAX_CASES} combinations"
-                )
-        return self
 
     def look(self, cases: Sequence[Any]) -> None:
         """Run the user's code once for all cases, on tensors without data.
@@ -124,32 +111,6 @@ class Params(StrictModel):
     def defining(self) -> dict[str, Any]:
         """Return the parameters that define what a run measures, for the run's fingerprint."""
         return self.model_dump(mode="json", exclude=SCHEDULING)
-
-
-def distinct(values: list[Any]) -> list[Any]:
-    """Return `values` if no value is repeated. A run measures each case only once."""
-    keys = [json.dumps(value, sort_keys=True) for value in values]
-    for at, key in enumerate(keys):
-        if key in keys[:at]:
-            raise ValueError(f"{shown(values[at])} is given twice; leave one out")
-    return values
-
-
-def known(values: list[str], names: Any, what: str) -> list[str]:
-    """Return `values` if each value is one of `names`."""
-    for value in values:
-        if value not in names:
-            hint = did_you_mean(value, names)
-            raise ValueError(
-                f"{shown(value)} is not a known {what}; {hint and f'{hint} '}use {', '.join(names)}"
-            )
-    return values
-
-
-known_presets = functools.partial(known, names=PRESETS, what="preset")
-known_dtypes = functools.partial(known, names=DTYPES, what="dtype")
-known_kinds = functools.partial(known, names=ATTENTION_KINDS, what="attention kind")
-Dtypes = Annotated[list[str], pydantic.Field(min_length=1), pydantic.AfterValidator(known_dtypes)]
 
 
 def known_corpus(value: str) -> str:

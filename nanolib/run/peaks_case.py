@@ -26,7 +26,6 @@ class CeilingCase(Case):
     """The peak rate of a device for copies, or for matrix products in a dtype, `tf32` or `fp8`."""
 
     supports_ab: ClassVar[bool] = False  # A peak rate belongs to the machine, not to the code.
-    sustained: ClassVar[bool] = False
 
     ceiling: str
     budget_s: float
@@ -46,18 +45,11 @@ class CeilingCase(Case):
 
     def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the peak rate with `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=self.sustained)
+        yield measure_ceiling(self.device, self.ceiling, self.budget_s)
 
     def __str__(self) -> str:
-        """Return `ceiling`, the name of the rate, and `sustained` for a sustained rate."""
-        return f"ceiling {self.ceiling}" + (" sustained" if self.sustained else "")
-
-
-@dataclass(frozen=True)
-class SustainedCase(CeilingCase):
-    """The peak rate of a matrix product in the second half of `budget_s`."""
-
-    sustained: ClassVar[bool] = True
+        """Return `ceiling` and the name of the rate."""
+        return f"ceiling {self.ceiling}"
 
 
 def no_product(kind: str, device: str) -> str:

@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import subprocess
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +20,7 @@ from nanolib.run.params import Params
 from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
-from nanolib.store.schema import DURING
 
-_OTHERS = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
 _NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
@@ -89,8 +85,7 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
 def take_over(store: Store, run: Run) -> str:
     """Find the last run with the same parameters, version and machine, and mark this run as running.
 
-    The function skips runs of other living processes. A label other than the run's own means a new
-    run, unless the run has no label and is not done.
+    The function skips runs with another label, and runs of other living processes.
 
     Args:
         store: Database of the runs.
@@ -99,12 +94,10 @@ def take_over(store: Store, run: Run) -> str:
     Returns:
         `run_id` of the run to continue, or an empty string.
     """
-    for before in store.runs("fingerprint = ?", (run.fingerprint,))[::-1].itertuples():
+    alike = store.runs("fingerprint = ? AND label = ?", (run.fingerprint, run.label))
+    for before in alike[::-1].itertuples():
         is_ours = before.process == run.process
         if before.status == RunStatus.RUNNING and not is_ours and alive(before.process):
-            continue
-        is_named = before.label or before.status == RunStatus.DONE
-        if run.label not in ("", before.label) and is_named:
             continue
         store.update_run(
             before.run_id,
@@ -112,30 +105,10 @@ def take_over(store: Store, run: Run) -> str:
             message="",
             process=run.process,
             launch=run.launch or before.launch,
-            label=run.label or before.label,
-            interference=list(dict.fromkeys([*before.interference, *run.interference])),
+            interference=run.interference,
         )
         return before.run_id
     return ""
-
-
-def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
-    """Describe the interference during the measured cases.
-
-    Args:
-        loads: Load of the CPUs during each case.
-        cases: Number of cases that the run has to measure.
-    """
-    shares = defaultdict(list)
-    for load in loads:
-        if load.is_busy:
-            shares[_OTHERS].append(load.taken)
-        if load.limited_by:
-            shares[f"{load.limited_by} slowed this process down"].append(0.0)
-    return [
-        f"{DURING}{len(taken)} of {cases} cases {text.format(max(taken))}"
-        for text, taken in shares.items()
-    ]
 
 
 def flag_interference(outcome: Outcome, load: CpuLoad) -> None:

@@ -35,10 +35,9 @@ from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, s
 
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
+_MOST_LOG = 4000  # Maximum length of a log in the details of a failure, in characters.
 # Backends raise errors with these words if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
-# NCCL raises no error in this case. NCCL's watchdog writes a line and aborts the waiting process.
-_WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
 _launched: Any = None  # The `Ranks` of torchrun, if any.
 
@@ -156,7 +155,6 @@ def _launch(
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # An ignored signal would hide the end of a rank.
     loopback = "lo" if sys.platform == "linux" else "lo0"
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
@@ -280,16 +278,16 @@ def failure(
     raised, only_waited = raised_in(results)
     if not only_waited:
         return raised
-    log = (folder / "log").read_text(errors="replace")
-    waited = {int(rank) for rank in re.findall(_WATCHDOG, log)}
+    log = (folder / "log").read_text(errors="replace")[-_MOST_LOG:]
     rank, code = first or (-1, 0)
-    if code < 0 and rank not in waited:
-        return RankFailed(f"rank {rank} of {len(results)} was killed by {signal_name(-code)}", rank)
+    if code < 0:  # NCCL aborts a rank that has waited too long, and the log says so.
+        how = f"was killed by {signal_name(-code)}"
+        return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log)
     late = "" if late_s is None else f" within {late_s:g} s"
     how = f"did not end{late}" if late else "did not join a collective before the others timed out"
     for rank, result in enumerate(results):
         stack = folder / f"{rank}.stack"
-        if not result and rank not in waited and stack.is_file():
+        if not result and stack.is_file():
             text = stack.read_text(errors="replace")
             # The first line of a stack is its innermost frame.
             frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text)

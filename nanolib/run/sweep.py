@@ -36,7 +36,7 @@ from nanolib.run.group import (
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of, measured_before
-from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
+from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome
 from nanolib.store import Store
@@ -150,7 +150,6 @@ def measure(
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), wait, pause))
         store = store or Store()
-        store.mark_dead_runs()
         run = new_run(name, params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
         if run_id:
@@ -190,9 +189,7 @@ class _Sweep:
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
-        todo = sum(map(len, groups))
-        done, loads, lines = len(cases) - todo, [], []
-        known = self._store.runs_of([self._run_id]).interference.iloc[0]
+        done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
         with bar, settled_heap() as settle:
             for group in groups:
@@ -207,14 +204,8 @@ class _Sweep:
                 for case in group:
                     flag_interference(outcomes[case.case_id], load)
                     store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
-                loads += [load] * len(group)
-                if load.flags:
-                    lines = interference_lines(loads, todo)
-                    self._store.update_run(self._run_id, interference=[*known, *lines])
                 done += len(group)
                 bar.update(len(group))
-        for line in lines:
-            say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:
         """Measure a group's cases in turns, or one by one if memory is too small for all cases."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported, cause, one_line
 from nanolib.run.process import Died, Late, call_in_process
 
-_IMPORT_RETRY_S = 0.05
 _PLAN_S = 60.0
 _LEAST_S = 0.001  # A timer of 0 s would never expire.
 _OUT_OF_MEMORY = (
@@ -152,25 +150,18 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
         yield
         return
 
-    def expire(_: int, frame: FrameType | None) -> None:
-        # An interrupted import would leave half a module, and later cases would fail.
-        while frame is not None:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
-                signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)
-                return
-            frame = frame.f_back
+    def expire(*_: object) -> None:
         raise error
 
     before = signal.signal(signal.SIGALRM, expire)
     outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
-    start = time.monotonic()
     try:
         yield
     finally:
+        # A process has only one timer. An outer limit now gets its remaining time back. This limit
+        # ends before its handler does, because the default handler ends the process.
+        signal.setitimer(signal.ITIMER_REAL, outer_s)
         signal.signal(signal.SIGALRM, before)
-        # A process has only one timer, so the timer now continues with the outer limit.
-        left_s = max(outer_s - (time.monotonic() - start), _IMPORT_RETRY_S)
-        signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)
 
 
 def answers_of(

@@ -6,7 +6,7 @@
 
 Run this command on each machine, and give each machine its own node rank. Rank 0 chooses the cases,
 takes part in them, and stores the rows. The other ranks read the requests of rank 0 from torchrun's
-store, as JSON. The run ends if a machine is lost, and `--resume` continues the run.
+store, as JSON. The run ends if a machine is lost, and `resume: true` in the file continues the run.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from nanolib.measurement import BadInput, cause
-from nanolib.params import read_value, read_yaml
+from nanolib.params import read_yaml
 from nanolib.run import ranks
 from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
@@ -72,7 +72,9 @@ class Ranks:
         while not all(results := results_in(store, world_size)):
             if time.monotonic() > deadline:
                 lost = f"rank {results.index({})} of {world_size}"
-                raise RankLost(f"{lost} does not answer; start all ranks again with --resume")
+                raise RankLost(
+                    f"{lost} does not answer; set resume: true, and start all ranks again"
+                )
             time.sleep(_POLL_S)
         raised, _ = raised_in(results)
         if raised:
@@ -112,48 +114,27 @@ class Ranks:
     type=click.Path(path_type=Path),
     help="Read parameters from this file.",
 )
-@click.option(
-    "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="Replace a parameter of the file."
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Continue the last run with the same parameters, version and machine.",
-)
-def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
+def main(notebook: str, file: Path) -> None:
     """Parse the command line of this rank, then measure on rank 0 or take part on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
-    rank = os.environ.get("RANK", "0")
+    is_first = os.environ.get("RANK", "0") == "0"
     try:
-        values = read_yaml(file)
-        for name, _, text in (pair.partition("=") for pair in pairs):
-            values[name] = read_value(name, text)
-        params = experiment.Params(**values | {"resume": resume})
+        params = experiment.Params(**read_yaml(file))
         if "LOCAL_WORLD_SIZE" not in os.environ:
             raise BadInput("torchrun: start this command with torchrun, as in docs/recipes.md")
-        if params.isolation == "process":
-            raise BadInput(
-                "isolation: the ranks of torchrun are processes already; leave isolation out"
-            )
-    except BadInput as error:
-        if rank == "0":
-            print(error, file=sys.stderr)
-        sys.exit(2)
-    group = Ranks()
-    # A cluster ends a job with SIGTERM. The run then stops as after Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if rank != "0":
+        group = Ranks()
+        # A cluster ends a job with SIGTERM. The run then stops as after Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if not is_first:
             return group.serve()
         ranks.use(group)
-        try:
-            run = measure(experiment, params)
-        except BadInput as error:
-            print(error, file=sys.stderr)
-            group.run(None)
-            sys.exit(2)
+        run = measure(experiment, params)
         print(run, run.finish(), sep="\n")
         group.run(None)
+    except BadInput as error:
+        if is_first:
+            print(error, file=sys.stderr)
+        sys.exit(2)
     except (RankLost, dist.DistError) as error:
         print(cause(error), file=sys.stderr)
         sys.stderr.flush()

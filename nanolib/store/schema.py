@@ -107,9 +107,6 @@ def among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
     return f"run_id IN {LISTED}", [listed(run_ids)]
 
 
-DURING = "during "  # First word of each line about interference during cases.
-
-
 @dataclass(frozen=True)
 class Run:
     """One execution of an experiment.
@@ -128,8 +125,8 @@ class Run:
         cases: Number of cases.
         process: Name of the process that writes the run, from `process_name`.
         launch: Token of the command that started the run, and the title of the job.
-        interference: Lines about interference at the start of the run and during its cases. Lines
-            about cases begin with `DURING`.
+        interference: Lines about interference at the start of the run. During its cases, flags of
+            the rows show interference.
         rows: Factors and measurements of each case, by case ID. Give them only to add a run that
             is already complete.
         run_id: UUID of the run.

@@ -9,7 +9,6 @@ from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.store.connection import days_ago
-from nanolib.store.identity import gone
 from nanolib.store.query import Reader
 from nanolib.store.schema import (
     LISTED,
@@ -158,14 +157,6 @@ class Store(Reader):
         with self.transaction() as db:
             db.execute(query, (run_id, Status.STARTED))
 
-    def mark_dead_runs(self) -> None:
-        """Mark each run in progress as `interrupted` if the process of the run has ended."""
-        query = "SELECT run_id, process FROM runs WHERE status = 'running'"
-        for run_id, process in self.connection.execute(query).fetchall():
-            if gone(process):
-                message = "the process ended before the run did"
-                self.update_run(run_id, status=RunStatus.INTERRUPTED, message=message)
-
     def cleanup_old_runs(
         self,
         max_age_days: float | None = 30,
@@ -207,7 +198,6 @@ class Store(Reader):
         chosen = list(runs.loc[(is_chosen | is_beyond) & ~in_flight, "run_id"])
         if not dry_run:
             self.commit_transaction()
-            self.mark_dead_runs()
             with self.transaction() as db:
                 db.execute(f"DELETE FROM runs WHERE run_id IN {LISTED}", (listed(chosen),))
             try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanolib.experiments import doctor
-from nanolib.measurement import Flag
+from nanolib.measurement import Flag, Measurement
 from nanolib.meters import ceilings
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, sampler
@@ -164,9 +164,8 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(mo
     kinds = ["ceiling float32", "ceiling tf32", "ceiling fp8"]
     for capability, own in (((9, 0), kinds), ((7, 5), kinds[:1])):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, own=capability: own)
-        cases = doctor.cases(doctor.Params(dtypes=["float32"], sustained_s=30))
-        sustained = [f"{kind} sustained" for kind in own]
-        assert [str(case) for case in cases] == [*own, "ceiling copy", *sustained]
+        cases = doctor.cases(doctor.Params(dtypes=["float32"]))
+        assert [str(case) for case in cases] == [*own, "ceiling copy"]
     assert "8.0" in no_product("tf32", "cuda") and "8.9" in no_product("fp8", "cuda")
     assert "cpu has no tf32" in CeilingCase("cpu", "tf32", 1.0).unsupported()
 
@@ -178,28 +177,16 @@ def test_the_product_of_8_bits_is_that_of_its_operands(monkeypatch):
     assert ceilings.operand_bytes("cpu", "fp8") == 64**2 * (3 + 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "precision", "size"), [("float32", "ieee", 100), ("tf32", "tf32", 50)]
-)
-def test_what_is_sustained_is_the_second_half_and_products_are_in_tf32_while_they_are_timed(
-    monkeypatch, name, precision, size
-):
-    """A device that slows down after two of four seconds."""
+@pytest.mark.parametrize(("name", "precision"), [("float32", "ieee"), ("tf32", "tf32")])
+def test_products_are_in_tf32_while_they_are_timed(monkeypatch, name, precision):
     products, seen = torch.backends.cuda.matmul, set()
-    blocks, seconds = itertools.count(1), itertools.count()
 
-    def time_block(phases, calls, inner):
+    def measured(call, *_, scope, **__):
         seen.add(products.fp32_precision)
-        return [[1.0 if next(blocks) < 12 else 2.0]] * calls
+        return Measurement("latency", 1.0, scope=scope)
 
-    clock = SimpleNamespace(method="simulated", time_block=time_block, gpu=None)
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
-    monkeypatch.setattr(latency, "clock_for", lambda _: clock)
-    sixths = SimpleNamespace(perf_counter=lambda: next(seconds) / 6)
-    monkeypatch.setattr(ceilings, "time", sixths)
+    monkeypatch.setattr(ceilings, "measure", measured)
     before = products.fp32_precision
-    row = ceilings.measure_ceiling("cpu", name, 4.0, sustained=True)
+    ceilings.measure_ceiling("cpu", name)
     assert seen == {precision} and products.fp32_precision == before
-    assert [max(row.samples), row.estimate] == pytest.approx([2 * size**3 / 2e-3] * 2)
-    assert row.scope == f"{name} sustained"
-    assert row.message == f"matrix product {size}³, the second half of 4 s"

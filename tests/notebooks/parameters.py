@@ -52,10 +52,10 @@ def _attributes(docstring):
 
 
 def _choices(annotation, said):
-    """The values that a parameter takes, where its words do not name all of them."""
+    """The values that a parameter takes, where its words name neither all of them nor their place in nanolib."""
     inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     values = [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
-    if len(values) < 2 or all(value in said for value in values):
+    if len(values) < 2 or "nanolib." in said or all(value in said for value in values):
         return ""
     return f": {', '.join(values)}"
 

@@ -9,11 +9,10 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run.jobs import notebooks, suites
 from tests.notebooks.parameters import cell_of
 
 FILES = sorted((checkout() / "params").rglob("*.yml"))
-every_notebook = pytest.mark.parametrize("name", notebooks())
+every_notebook = pytest.mark.parametrize("name", ALL)
 
 
 def _path(name):
@@ -72,7 +71,7 @@ def test_the_parameters_are_those_of_the_experiment_typed_and_explained(name):
         assert re.fullmatch(r'    "\w+": [^=]*,  # [^=]{5,}', line), line
 
 
-@pytest.mark.parametrize("suite", suites())
+@pytest.mark.parametrize("suite", ["quick", "full"])
 @every_notebook
 def test_every_suite_has_a_params_file_that_fits(suite, name):
     values = read_yaml(checkout() / "params" / suite / f"{name}.yml")

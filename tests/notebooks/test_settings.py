@@ -50,16 +50,6 @@ def test_a_wrong_setting_is_one_line(settings, complaint):
         assert line.startswith(complaint)
 
 
-def test_a_variable_whose_name_is_nearly_a_parameter_is_refused():
-    """papermill sets what it is given, and only warns; other variables may have any name."""
-    with pytest.raises(
-        BadInput, match=r"^model.sequence_lens: unknown name; did you mean seq_lens"
-    ):
-        Params.collect({"seed": 3, "sequence_lens": [64]})
-    own = {"notes": "mine", "sequence_lens": len, "results": [1], "steps": 2, "size": 3}
-    assert Params.collect({"seed": 3} | own) == Params(seed=3)
-
-
 def test_a_notebook_that_declares_all_of_its_parameters_has_no_settings(tmp_path, monkeypatch):
     class All(StrictModel):
         size: int = 1

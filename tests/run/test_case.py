@@ -9,7 +9,7 @@ import torch
 from nanolib.run import case as cases
 from nanolib.run import memory_plan
 from nanolib.run.case import Plan, RanksCase, compile_row, oversubscribed
-from nanolib.run.dry_run import predict_case, prediction_table
+from nanolib.run.dry_run import dry_run_table, prediction_table
 from nanolib.run.peaks_case import ceiling_cases, roofline_ms
 from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
@@ -70,7 +70,7 @@ class _Sized(sample.SampleCase):
     def plan(self):
         return Plan() if self.behavior == "unknown" else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
 
-    def formulas(self, ceilings=None):
+    def predict(self, ceilings=None):
         if self.behavior == "own":
             return {}
         timed = {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)} if ceilings else {}
@@ -81,15 +81,12 @@ RATES = {name: Interval(rate, rate, rate) for name, rate in (("float32", 2e9), (
 
 
 def test_a_dry_run_has_the_predictions_with_their_units_and_no_line_without_any():
-    every = [_Sized("cpu", name) for name in ("ok", "unknown", "own")]
+    every = [_Sized("cpu", name) for name in ("ok", "own")]
     experiment = SimpleNamespace(cases=lambda _: every)
     table = prediction_table(experiment, sample.Params(), RATES)
     common = {"flops (FLOP)": "6,000,000,000", "bytes (MiB)": "5", "kept share": "half"}
     common["latency (ms)"] = "3,000"
-    assert table.to_dict("records") == [
-        {"case": "ok 0.0", **common, "peak memory (MiB)": "9"},
-        {"case": "unknown 0.0", **common, "peak memory (MiB)": ""},
-    ]
+    assert table.to_dict("records") == [{"case": "ok 0.0", **common}]
     assert "latency (ms)" not in prediction_table(experiment, sample.Params())
 
 
@@ -108,8 +105,12 @@ def test_whether_a_case_runs_here_is_said_with_its_time_and_memory(
     monkeypatch, behavior, free, told
 ):
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: free)
-    _, *found, here = predict_case(_Sized("cpu", behavior), RATES)
-    assert tuple(found) == told[:2] and here.startswith(told[2])
+    cases = [_Sized("cpu", behavior, group) for group in "ab"]
+    table = dry_run_table(cases, RATES)
+    assert {*zip(table["predicted ms"], table["predicted MiB"], strict=True)} == {told[:2]}
+    assert table["here"].str.startswith(told[2]).all()
+    names = [*map(str, cases)] if told[1] != "—" else [f"{cases[0]} and 1 more"]
+    assert list(table["case"]) == names
 
 
 def test_a_roofline_is_the_slower_of_products_and_copies_and_needs_both_rates():

@@ -114,13 +114,12 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_is():
 
 
 @pytest.mark.slow
-def test_of_a_compiled_model_the_whole_is_measured_and_why_no_parts_are_is_said(monkeypatch):
+def test_of_a_compiled_model_only_the_resident_memory_is_measured(monkeypatch):
     # The backend makes no difference, because no kernel is counted.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    peaks, (part,) = _memory(_case("inference", "compile"))
-    assert peaks["inference"].status is Status.UNSUPPORTED
-    assert part.scope == f"inference: {MemoryKind.UNATTRIBUTED}"
-    assert "the parts are not known" in part.message
+    peaks, parts = _memory(_case("inference", "compile"))
+    assert peaks["inference"].status is Status.UNSUPPORTED and not parts
+    assert peaks["inference"].message.endswith("see resident_memory")
 
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_its_own_part(monkeypatch):

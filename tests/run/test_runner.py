@@ -39,16 +39,15 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
         command += ["-p", pair]
     ended = CliRunner().invoke(main, command)
     assert ended.exit_code == 0, ended.output
-    assert re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.output, re.MULTILINE)
+    table = re.compile(r"^attention done +3 +3 +— +[0-9.]+$", re.MULTILINE)
+    assert table.search(ended.output)
     answer = ended.output.index("When is sparse attention faster?\n  ")  # before the closing table
-    assert ended.output.index("attention: done in") < answer < ended.output.index("measuring s")
+    assert ended.output.index("attention: done in") < answer < ended.output.index("total s")
     with Store(folder / "results.sqlite") as store:
         (run,) = store.runs().itertuples()
     assert (run.status, run.label, run.suite, run.cases) == ("done", "mine", "quick", 3)
     assert run.params["seq_lens"] == [16] and run.git_revision == git_revision()
     assert set(run.versions) >= {"python", "torch", "platform", "torchao", "nanolib", "sources"}
-    shown = " ".join(ended.output.split())  # lines may be broken
-    assert all(f"attention: not a quiet machine: {line}" in shown for line in run.interference)
     assert (folder / "attention.ipynb").exists() and (folder / "report" / "index.html").exists()
     listed = CliRunner().invoke(main, ["runs", "--output", str(folder)])
     assert "mine" in listed.output and "done" in listed.output
@@ -58,8 +57,7 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
         (run,) = store.runs().itertuples()  # all cases were done, so nothing was measured again
     assert (run.status, run.label) == ("done", "mine")
     ended = CliRunner().invoke(main, [*command, "--resume", "--no-report"])
-    assert "attention: 3 of 3 cases were finished before" in ended.output
-    assert re.search(r"^attention done +3 +3 +— +0\.0 ", ended.output, re.MULTILINE)
+    assert ended.exit_code == 0 and table.search(ended.output)
 
 
 def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):

@@ -41,10 +41,10 @@ def start(tmp_path):
     own["NANOLIB_OUTPUT"] = str(tmp_path)
     started = []
 
-    def nodes(*arguments):
+    def nodes():
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
         torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-        main = ["main.py", "distributed", "-f", "params.yml", *arguments]
+        main = ["main.py", "distributed", "-f", "params.yml"]
         for node in ("0", "1"):
             with (tmp_path / f"{node}.log").open("w") as log:
                 rest = {"cwd": tmp_path, "env": os.environ | own, "stdout": log, "stderr": log}
@@ -71,10 +71,12 @@ def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_pat
     until(lambda: (store.measurements()["status"] == "ok").any(), HANGING_S)
     _kill(nodes[1])
     assert nodes[0].wait(HANGING_S) == 1
-    lost = "RankLost: rank 1 of 2 does not answer; start all ranks again with --resume"
+    lost = "RankLost: rank 1 of 2 does not answer; set resume: true, and start all ranks again"
     assert _said(tmp_path).count(lost) == 1
     assert list(store.runs().status) == ["failed"]
-    nodes = start("--resume")
+    with (tmp_path / "params.yml").open("a") as params:
+        params.write("resume: true\n")
+    nodes = start()
     assert [node.wait(HANGING_S) for node in nodes] == [0, 0], _said(tmp_path)
     assert list(store.runs().status) == ["done"]
     ends = store.measurements().query("metric == 'case_duration'")

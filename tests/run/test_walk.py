@@ -15,7 +15,6 @@ from torch._inductor import list_mode_options
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.quality import QUALITY_PATTERNS
 from nanolib.meters.time import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
@@ -23,7 +22,7 @@ from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
-from nanolib.run.jobs import plan, scenarios
+from nanolib.run.jobs import SCENARIOS, params_files, plan
 from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
@@ -139,7 +138,7 @@ WALK = {
     "fp8": [{}],
     "distributed": [
         {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
-        {"world_sizes": [2], "dtypes": ["bfloat16"]},
+        {"world_sizes": [2], "dtypes": OTHER_DTYPES},
     ],
 }
 KNOWN = (
@@ -202,22 +201,19 @@ def _walked(name, field):
     return {value for of_run in values for value in of_run}
 
 
-# Notebook → lists of names that are no literals of a type.
-NAMED = {
-    "attention": {"dtypes": DTYPES, "quality_patterns": QUALITY_PATTERNS},
-    "model": {"dtypes": DTYPES, "optimizations": OPTIMIZATIONS},
-}
+ALIKE = (
+    "presets",
+    "attention_types",
+)  # a model of each kind, and each attention in its own notebook
 
 
 @pytest.mark.parametrize("name", WALK)
 def test_nothing_that_can_be_asked_for_is_left_out(name):
-    all_of = dict(NAMED.get(name, {}))
     for field, info in ALL[name]().Params.model_fields.items():
         (inner, *_) = get_args(info.annotation) or [None]
-        if get_origin(info.annotation) is list and get_origin(inner) is Literal:
-            all_of[field] = get_args(inner)
-    for field, values in all_of.items():
-        assert _walked(name, field) == set(values), field
+        is_list = get_origin(info.annotation) is list and field not in ALIKE
+        if is_list and get_origin(inner) is Literal:
+            assert _walked(name, field) == {*get_args(inner)}, field
 
 
 def test_every_attention_type_and_pattern_is_walked():
@@ -227,7 +223,7 @@ def test_every_attention_type_and_pattern_is_walked():
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
 
 
-@pytest.mark.parametrize("scenario", scenarios())
+@pytest.mark.parametrize("scenario", params_files()[SCENARIOS])
 def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
     (job,) = plan(ALL, [scenario], {"device": "cpu"}, {})
     for field in ("algorithms", "prefill_algorithms", "dtypes"):

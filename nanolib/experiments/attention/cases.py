@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,7 +14,7 @@ from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, known
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps
 from nanolib.run.peaks_case import ceiling_cases
 
 _Share = Annotated[float, Field(gt=0, lt=1)]
@@ -76,14 +76,13 @@ class Params(shared.Params):
         ]
     )
     dtypes: Dtypes = Field(["float32"])
-    grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
     num_heads: Count = 4
     num_kv_heads: int = Field(0, ge=0, le=4096)
     head_dim: Count = 64
     causal: bool = True
     backward: bool = True
     cold_cache: bool = False
-    quality_patterns: list[str] = Field(["window"])
+    quality_patterns: list[Literal[QUALITY_PATTERNS]] = Field(["window"])
     quality_sparsities: Grid[_Share] = Field([0.5])
     quality_seq_len: int = Field(64, ge=16, le=65_536)
     quality_block_size: Count = 16
@@ -92,10 +91,6 @@ class Params(shared.Params):
     quality_finetune_steps: Steps = 50
     quality_d_model: int = Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
-
-    _patterns = field_validator("quality_patterns")(
-        lambda names: known(names, QUALITY_PATTERNS, "pattern")
-    )
 
     @field_validator("attention_types", mode="before")
     @classmethod

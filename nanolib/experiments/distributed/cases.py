@@ -81,10 +81,6 @@ class Params(shared.Params):
     extrapolate_to_ranks: list[conint(gt=0, le=65_536)] = Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
     rank_timeout_s: float = Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
-    grids: ClassVar = tuple(
-        ("world_sizes", "dtypes", lengths)
-        for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
-    )
 
     @field_validator("trace")
     @classmethod

@@ -22,7 +22,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Grid, Length
+from nanolib.run.params import Batch, Count, Grid, Length, Preset
 
 # A recording must last this many times as long as the idle window and the measurement window
 # together, because nanolib also calls the model between and after these windows.
@@ -74,7 +74,7 @@ class Params(OwnModelParams):
         "label",
     )
 
-    presets: list[str] = Field(["decoder_nano"], min_length=1)
+    presets: Grid[Preset] = Field(["decoder_nano"])
     seq_lens: Grid[Length] = Field([128])
     batch_size: Batch = 1
     new_tokens: Length = 32

@@ -18,7 +18,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, Steps
+from nanolib.run.params import Batch, Count, Length, Preset, Steps
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -73,7 +73,7 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    presets: list[str] = Field(["decoder_nano"])
+    presets: list[Preset] = Field(["decoder_nano"])
     precisions: list[Literal[tuple(DTYPES)]] = Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
     modes: list[Literal[MODES]] = Field(["training_step"])  # type: ignore[valid-type]
     compiled: list[bool] = Field([False])

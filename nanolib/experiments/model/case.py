@@ -29,7 +29,7 @@ from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.training import check_loss, train
 from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
-from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
+from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 
@@ -87,14 +87,15 @@ class ModelCase(ShapedCase):
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids(), 1e-3, optimizer)
 
-    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Predict the work and the time of a call by formula, without planning memory.
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return the predictions of formulas, and the planned peak memory in MiB."""
+        predicted = self.formulas(ceilings)
+        if predicted and (planned := self.plan().most) is not None:
+            predicted["peak_memory"] = planned / MIB
+        return predicted
 
-        Returns:
-            A dict with `parameters`, `flops` and `bytes` as in `Counted`, and `weight_memory` in
-            MiB. If the peak rates are known, the dict also has the roofline `latency` in ms. If
-            only a run can count the work, the dict is empty.
-        """
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Predict the work of a call, and its roofline `latency` in ms if the peak rates are known."""
         if (counted := self.counted) is None:
             return {}
         predicted = {
@@ -184,8 +185,7 @@ class ModelCase(ShapedCase):
             planned = look.breakdowns.get(work.scope)
             return breakdown_rows(work, model, self.device, look.plan, planned)
         # The memory counter misses the tensors of a compiled model.
-        rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
-        return rows(work, self.device, look.plan)
+        return memory_rows(work, self.device, look.plan, counted=self.device.startswith("cuda"))
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
@@ -43,6 +44,18 @@ def valid_model(name: str) -> str:
     return name
 
 
+def preset_or_model(name: str) -> str:
+    """Return `name` if it names a preset or a model of your own.
+
+    Raises:
+        ValueError: The preset does not exist, or the syntax of the name is not valid.
+    """
+    if ":" in name:
+        return valid_model(name)
+    NanoConfig.from_preset(name)
+    return name
+
+
 class OwnModelParams(shared.Params):
     """Parameters of a notebook that measures presets or a model of your own.
 
@@ -59,7 +72,6 @@ class OwnModelParams(shared.Params):
     model_options: dict[str, Any] = Field(default_factory=dict)
 
     _model = field_validator("model")(valid_model)
-    _presets = field_validator("presets", check_fields=False)(shared.known_presets)
     _corpus = field_validator("corpus", check_fields=False)(shared.known_corpus)
 
     @property
@@ -175,7 +187,7 @@ class Params(OwnModelParams):
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
         dtypes: Dtypes of the weights.
-        attention_types: Names of the attentions to measure, such as `dense`.
+        attention_types: Attentions to measure.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
         optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`. Only `eager` and
             `cuda_graph` support generation.
@@ -207,16 +219,13 @@ class Params(OwnModelParams):
         "budget_s",
         "label",
     )
-    grids: ClassVar = (
-        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimizations"),
-    )
 
-    presets: list[str] = Field(["decoder_nano"], min_length=1)
+    presets: shared.Grid[shared.Preset] = Field(["decoder_nano"])
     seq_lens: shared.Grid[shared.Length] = Field([128, 256, 512])
     batch_sizes: shared.Grid[shared.Batch] = Field([1])
     dtypes: shared.Dtypes = Field(["float32"])
-    attention_types: list[str] = Field(["dense"], min_length=1)
-    optimizations: list[str] = Field(["eager"], min_length=1)
+    attention_types: shared.Grid[shared.Kind] = Field(["dense"])
+    optimizations: shared.Grid[Literal[tuple(OPTIMIZATIONS)]] = Field(["eager"])
     train: bool = True
     new_tokens: int = Field(16, ge=0, le=1_000_000)
     generation_batch_sizes: list[shared.Batch] = Field([4, 16], max_length=64)
@@ -224,11 +233,6 @@ class Params(OwnModelParams):
     loss_steps: int = Field(20, ge=0, le=1_000_000)
     learning_rate: float = Field(1e-3, gt=0, le=10)
     corpus: str = Field("", max_length=4096)
-
-    _kinds = field_validator("attention_types")(shared.known_kinds)
-    _optimizations = field_validator("optimizations")(
-        lambda names: shared.known(names, OPTIMIZATIONS, "optimization")
-    )
 
     def changes(self) -> list[dict[str, Any]]:
         """Return the overrides with each attention type in turn."""

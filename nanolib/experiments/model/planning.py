@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 import pandas as pd
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 
+from nanolib.config import DTYPES
 from nanolib.experiments.model.case import ModelCase
-from nanolib.experiments.model.cases import check_hugging_face, valid_model
+from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
 from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, MemoryKind, cause, shown
@@ -48,19 +49,15 @@ class Request(StrictModel):
     memory: Annotated[int | str, BeforeValidator(memory_bytes)]
     seq_len: shared.Length = 1024
     batch_size: shared.Batch = 1
-    dtype: str | None = None
+    dtype: Literal[DTYPES] | None = None
     precision: Literal["mixed", "pure"] | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
-    attention_type: str = "dense"
+    attention_type: shared.Kind = "dense"
     ranks: int = Field(1, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
-    _model = field_validator("model")(
-        lambda name: valid_model(name) if ":" in name else shared.known_presets([name])[0]
-    )
-    _dtype = field_validator("dtype")(lambda name: name and shared.known_dtypes([name])[0])
-    _kind = field_validator("attention_type")(lambda kind: shared.known_kinds([kind])[0])
+    _model = field_validator("model")(preset_or_model)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
@@ -24,7 +24,7 @@ from nanolib.models.training import check_loss, next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Grid, Length, known_presets
+from nanolib.run.params import Batch, Grid, Length, Preset
 from nanolib.stats.steady import steady_state, warm_up
 
 
@@ -64,7 +64,7 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    preset: str = "decoder_nano"
+    preset: Preset = "decoder_nano"
     seq_len: Length = 64
     batch_size: Batch = 1
     warmup_steps: Grid[Annotated[int, Field(ge=0, le=1_000_000)]] = Field([0, 5])
@@ -75,8 +75,6 @@ class Params(OwnModelParams):
         ["forward_backward"], min_length=1
     )
     isolation: Literal["process"] = "process"
-
-    _preset = field_validator("preset")(lambda name: known_presets([name])[0])
 
     @property
     def presets(self) -> list[str]:
