@@ -24,7 +24,6 @@ from nanolib.cli.common import (
 )
 from nanolib.cli.prepare import NotebookCommand
 from nanolib.cli.results import write_report
-from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
 
@@ -77,7 +76,6 @@ def run(
     By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
     scenarios. If you name a notebook, --help shows its parameters too.
     """
-    _check_packages(reports=not (dry_run or no_report))
     from nanolib.experiments import ALL
     from nanolib.run.jobs import import_user_code, plan
 
@@ -117,36 +115,17 @@ def run(
     sys.exit(EXIT_OK if statuses <= {"done"} else EXIT_FAILED)
 
 
-def _check_packages(*, reports: bool) -> None:
-    """Print which packages are not installed.
-
-    Raises:
-        BadInput: The run needs a package that is not installed.
-    """
-    gone = missing()
-    needed = {EVERYTHING, NOTEBOOKS, *([REPORTS] if reports else [])}
-    if needed & gone.keys():
-        raise BadInput(in_a_line(gone, stops=True))
-    if gone:
-        echo(in_a_line(gone, stops=False), err=True)
-
-
 def _conclude(result: Any) -> list[str]:
-    """Return the question and the conclusions of a finished notebook as lines of text."""
+    """Return the question of a finished notebook and its first conclusion as lines of text."""
     from nanolib.experiments import sections
-    from nanolib.report.finding import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
         rows = store.measurements([result.run_id] if result.status == "done" else [])
     for section in sections():
         if section.experiment in set(rows["experiment"]):
-            lines = [section.question]
-            for heading, findings in grouped(section.verdict(rows)):
-                indent = "    " if heading else "  "
-                lines += [f"  {heading}:"] if heading else []
-                lines += [f"{indent}{finding.sentence}" for finding in findings]
-            return [*lines, ""]
+            first = (f"  {finding}" for finding in section.verdict(rows)[:1])
+            return [section.question, *first, ""]
     return []
 
 
@@ -169,13 +148,10 @@ def _show_plan(jobs: list[Any]) -> None:
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             _show_cases(cases, (predict_case(case, ceilings) for case in cases))
-    known = [interval for interval in expected if interval]
-    unknown = len(expected) - len(known)
-    if known:
-        scope = "notebooks with an estimate" if unknown else "all notebooks"
+    if known := [interval for interval in expected if interval]:
         total = [sum(ends) for ends in zip(*known, strict=True)]
-        echo("", f"{scope}{_duration(total)}")
-    if unknown:
+        echo("", f"all notebooks with an estimate{_duration(total)}")
+    if len(known) < len(expected):
         echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
         echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
@@ -191,16 +167,16 @@ def _duration(seconds: Any) -> str:
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
     """Print a line per case, or per group of adjacent cases with equal predictions and no plan."""
-    from tqdm import tqdm
-
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
-    with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for _, equal in itertools.groupby(bar, lambda line: line[1:] if line.mib == "—" else line):
-            (name, ms, mib, here), *others = equal
-            name += f" and {len(others)} more" if others else ""
-            with bar.external_write_mode():
-                echo(f"{name:{width}}  {ms:>12}  {mib:>13}  {here}")
+
+    def alike(line: Any) -> Any:
+        return line[1:] if line.mib == "—" else line
+
+    for _, equal in itertools.groupby(predictions, alike):
+        (name, ms, mib, here), *others = equal
+        name += f" and {len(others)} more" if others else ""
+        echo(f"{name:{width}}  {ms:>12}  {mib:>13}  {here}")
 
 
 def _show_failures(run_ids: list[str]) -> None:

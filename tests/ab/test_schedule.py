@@ -149,11 +149,11 @@ def test_a_window_of_blocks_is_timed_in_each_pair_of_processes(sides, budget_s, 
 
 def test_a_case_that_ends_early_leaves_its_budget_to_no_other(monkeypatch):
     now, rng = [0.0], np.random.default_rng(0)
-    quiet, noisy = results = [TaskResult(replace(TASK, case_id=name)) for name in "ab"]
+    results = [TaskResult(replace(TASK, case_id=name)) for name in "ab"]
 
     def run_task(_sides, result, _window_s):
         now[0] += 2
-        ratio = np.exp(rng.normal(0, 0.5 * (result is noisy)))
+        ratio = np.exp(rng.normal(0, 0.5 * (result is results[1])))
         result.add({"": Pairs([1.0], [ratio], [1])})
         return True
 
