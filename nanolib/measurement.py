@@ -118,7 +118,7 @@ class Metric:
 
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
-_TIMED = {"mfu", "speed_up", "ratio", "overhead", "warmup_needed"}
+_TIMED = {"mfu", "speed_up", "overhead", "warmup_needed"}
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -150,7 +150,6 @@ METRICS: dict[str, Metric] = {
         Metric("memory_part", "MiB", "Memory breakdown"),
         Metric("converted_share", "1", "FLOPs in FP8", Direction.EQUAL),
         Metric("speed_up", "1", "Speed-up", Direction.HIGHER),
-        Metric("ratio", "1", "Time of B over time of A"),
         Metric("warmup_needed", "1", "Steps until steady"),
         Metric("energy", "J", "Energy"),
         Metric("net_energy", "J", "Energy above idle"),

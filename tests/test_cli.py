@@ -61,6 +61,16 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
         assert runs.stderr.read() == b"" and runs.wait() == EXIT_CLOSED
 
 
+def test_only_an_error_of_a_file_is_reported_as_one(nano, monkeypatch):
+    def examine(*_):
+        raise OSError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    found = nano("doctor")
+    assert found.exit_code == 2
+    assert found.output == "nano: OSError: libcudart.so.12: cannot open shared object file\n"
+
+
 def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
     for folder in params_files():
         jobs = plan(ALL, [folder], {}, {})
@@ -83,7 +93,7 @@ def test_list_names_all_that_a_command_line_can_name():
 @pytest.mark.parametrize("notebook", ALL)
 def test_help_shows_the_parameters_of_the_notebook_that_is_named(notebook):
     found = invoked("run", "full", notebook, "--help")
-    shown = {line.strip().partition(": ")[0] for line in found.output.splitlines()}
+    shown = {line.strip().partition(": ")[0].strip('"') for line in found.output.splitlines()}
     assert found.exit_code == 0 and {*ALL[notebook]().Params.model_fields} <= shown
 
 

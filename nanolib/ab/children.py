@@ -17,7 +17,7 @@ from multiprocessing import Pipe, reduction
 from pathlib import Path
 from typing import Any
 
-from nanolib.ab.versions import Version, named_folders
+from nanolib.ab.versions import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
@@ -25,6 +25,7 @@ from nanolib.run.process import describe_exit, kill_tree, start
 # OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
 # long as the process runs. The same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
+ANSWER_S = 900.0  # Time limit for one answer of a process.
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 
 
@@ -43,14 +44,9 @@ class VersionDied(RuntimeError):
 
 
 class Child(AbstractContextManager):
-    """A process that answers JSON requests over a socket, and writes its output to a log.
+    """A process that answers JSON requests over a socket, and writes its output to a log."""
 
-    Args:
-        silence_s: Time limit for one answer, s.
-    """
-
-    def __init__(self, silence_s: float) -> None:
-        self.silence_s = silence_s
+    def __init__(self) -> None:
         self._connection, self._theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._pid: int
@@ -80,9 +76,8 @@ class Child(AbstractContextManager):
         Raises:
             VersionDied: The process ended, or did not answer in time.
         """
-        if not self._connection.poll(self.silence_s):
-            message = f"no answer for {self.silence_s:.0f} s; raise --timeout or shrink the case"
-            raise VersionDied(self, message)
+        if not self._connection.poll(ANSWER_S):
+            raise VersionDied(self, f"no answer for {ANSWER_S:.0f} s; shrink the case")
         with self._watched():
             return json.loads(self._connection.recv_bytes())
 
@@ -119,29 +114,28 @@ class ForkServer(Child):
 
     A forked process starts in tens of milliseconds. Both versions of a pair are forked from the
     same server, so the position of the server in memory affects both versions equally.
-
-    Args:
-        silence_s: Time limit for the imports, s.
     """
 
-    def __init__(self, silence_s: float) -> None:
-        super().__init__(silence_s)
-        # Modules in relative folders of PYTHONPATH belong to a version, so the server must not
-        # import these modules.
-        path = os.pathsep.join(named_folders(absolute=True))
-        self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": path})
+    def __init__(self) -> None:
+        super().__init__()
+        # Relative folders belong to a version, so the server must not import modules from them.
+        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        absolute = os.pathsep.join(filter(os.path.isabs, path))
+        self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": absolute})
 
-    def imports(self, modules: Sequence[str], own: Sequence[str]) -> list[str]:
+    def imports(self, modules: Sequence[str], version: Version) -> dict[str, list[str]]:
         """Import modules for all processes that are forked after this call.
 
         Args:
             modules: Names of the modules. A module that the server cannot import is skipped.
-            own: Names of the versions' own modules, which the server must not import.
+            version: A version of the code, which the modules may import.
 
         Returns:
-            Names of the environment variables that the imports set.
+            Names of the environment variables that the imports set (`variables`), and names of the
+            repository's own modules that the server imported (`own`).
         """
-        return self._answer({"modules": modules, "own": own})
+        folders = [*version.import_folders, str(version.top)]
+        return self._answer({"modules": modules, "folders": folders})
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
         """Fork a process for a version, and return the id of the process.
@@ -177,7 +171,6 @@ class VersionProcess(Child):
 
     Args:
         version: The version to run.
-        silence_s: Time limit for one answer, s.
         fork_server: The server that forks this process, or None for a new interpreter.
         bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
             user's environment has priority.
@@ -186,12 +179,11 @@ class VersionProcess(Child):
     def __init__(
         self,
         version: Version,
-        silence_s: float,
         fork_server: ForkServer | None = None,
         *,
         bound: bool = False,
     ) -> None:
-        super().__init__(silence_s)
+        super().__init__()
         self.version, self.is_forked = version, fork_server is not None
         self.calls = 0  # Number of calls in the last block.
         # The version's code may write results, which must not reach the user's output folder.

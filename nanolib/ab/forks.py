@@ -14,7 +14,8 @@ import sys
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from types import ModuleType, SimpleNamespace
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 
@@ -28,7 +29,7 @@ def serve(connection: Connection, worker: ModuleType) -> None:
     """
     for request in worker.requests(connection):
         if "modules" in request:
-            answer = _import_all(request["modules"], request["own"], worker)
+            answer = _import_all(request, worker)
         elif "wait" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
         else:
@@ -43,26 +44,28 @@ def serve(connection: Connection, worker: ModuleType) -> None:
         connection.send_bytes(json.dumps(answer).encode())
 
 
-def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[str]:
-    """Import modules, and return the environment variables that the imports set."""
+def _import_all(request: dict[str, Any], worker: ModuleType) -> dict[str, list[str]]:
+    """Import modules, and return the variables that the imports set and the repository's modules.
 
-    def refuse(name: str, *_: object) -> None:
-        # The shared process must not import a version's own modules, because the other version
-        # would inherit them. This error is not an `ImportError`, because some libraries catch an
-        # `ImportError` and continue without the module.
-        if name in own:
-            raise worker.Refused(f"{name} is a version's own module")
-
-    before, barrier = dict(os.environ), SimpleNamespace(find_spec=refuse)
-    sys.meta_path.insert(0, barrier)
-    for name in modules:
+    Both versions would inherit a module of the repository. A library may import such a module only
+    if the module exists, so the folders of a version are in `sys.path` during the imports.
+    """
+    variables, known, folders = dict(os.environ), set(sys.modules), request["folders"]
+    sys.path[:0] = folders
+    for name in request["modules"]:
         # The version that needs the module reports later why the import fails.
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-    sys.meta_path.remove(barrier)
+    sys.path[:] = [folder for folder in sys.path if folder not in folders]
     gc.collect()
     gc.freeze()  # A fork's garbage collector would otherwise write to all shared memory.
-    return worker.set_since(before)
+    roots = [Path(folder).resolve() for folder in folders]
+    own = [
+        name
+        for name, module in sys.modules.items()
+        if name not in known and any(worker.is_ours(module, root) for root in roots)
+    ]
+    return {"variables": worker.set_since(variables), "own": own}
 
 
 def _become_version(

@@ -20,24 +20,20 @@ class Processes(AbstractContextManager):
 
     Args:
         versions: The versions to run.
-        silence_s: Time limit for one answer of a process, s.
         fork: Whether a server may fork the later processes.
-        bound: Whether new interpreters bind OpenMP's threads to cores.
+        bound: Whether the first processes bind OpenMP's threads to cores.
         log: Function that receives a message if the versions' code prevents forks.
     """
 
     def __init__(
         self,
         versions: Sequence[Version],
-        silence_s: float,
         *,
         fork: bool,
         bound: bool = False,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._versions, self._silence_s, self._fork, self._bound = versions, silence_s, fork, bound
-        self._log = log
-        self._own = sorted({name for version in versions for name in version.own_modules})
+        self._versions, self._fork, self._bound, self._log = versions, fork, bound, log
         self.processes: list[VersionProcess] = []
         self._modules: list[str] = []  # Modules that all versions share.
         self._fork_server: ForkServer | None = None
@@ -57,9 +53,7 @@ class Processes(AbstractContextManager):
                 self._renew_fork_server()
             self._forked += 1
         for version in self._versions:
-            self.processes.append(
-                VersionProcess(version, self._silence_s, self._fork_server, bound=self._bound)
-            )
+            self.processes.append(VersionProcess(version, self._fork_server, bound=self._bound))
         return self.processes
 
     def _learn_modules(self) -> None:
@@ -67,7 +61,8 @@ class Processes(AbstractContextManager):
 
         Code may set an environment variable before it imports a module that reads the variable. In
         a fork, the server has already imported the module. nanolib therefore forks only code that
-        sets no variables, apart from variables that the imports themselves set.
+        sets no variables, apart from variables that the imports themselves set. nanolib does not
+        fork code that uses a GPU either.
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
@@ -75,20 +70,30 @@ class Processes(AbstractContextManager):
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]
-        by_imports = self._renew_fork_server()
-        if {name for answer in answers for name in answer["variables"]} - set(by_imports):
+        imported = self._renew_fork_server()
+        uses_gpu = any(answer["uses_gpu"] for answer in answers)
+        variables = {name for answer in answers for name in answer["variables"]}
+        reason = ""
+        if uses_gpu:
+            reason = "the code uses a GPU"
+        elif variables - set(imported["variables"]):
+            reason = "the code sets environment variables"
+        elif imported["own"]:
+            reason = f"a package imports {imported['own'][0]} of this repository"
+        self._bound = not uses_gpu
+        if reason:
             self._log(
-                "the code sets environment variables, so each process imports all modules again; "
+                f"{reason}, so each process imports all modules again; "
                 "raise --budget to measure more pairs of processes"
             )
             self._end_fork_server()
             self._fork, self._modules = False, []
 
-    def _renew_fork_server(self) -> list[str]:
-        """Start another server, and return the environment variables that its imports set."""
+    def _renew_fork_server(self) -> dict[str, list[str]]:
+        """Start another server, and return what its imports set and imported."""
         self._end_fork_server()
-        self._fork_server, self._forked = ForkServer(self._silence_s), 0
-        return self._fork_server.imports(self._modules, self._own)
+        self._fork_server, self._forked = ForkServer(), 0
+        return self._fork_server.imports(self._modules, self._versions[0])
 
     def end(self) -> None:
         """End the process of each version."""

@@ -1,7 +1,7 @@
-"""Compare two versions of the code, and turn the block times into findings and database rows."""
+"""Compare two versions of the code, and turn the block times into findings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,37 +9,12 @@ import numpy as np
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
-from nanolib.ab.versions import Version, checked_out
-from nanolib.compare.findings import (
-    CHANGED,
-    FAILED,
-    NEW,
-    Comparison,
-    Line,
-    case_names,
-    worst_first,
-)
-from nanolib.compare.history import TIMED
+from nanolib.ab.versions import checked_out
+from nanolib.compare.findings import FAILED, NEW, Comparison, Line, case_names, worst_first
 from nanolib.compare.runs import exact_lines
-from nanolib.measurement import BadInput, Direction, Measurement, Status
+from nanolib.measurement import BadInput, Status
 from nanolib.run.lock import device_lock
 from nanolib.stats.compare import Kind, Verdict, paired_levels
-from nanolib.store.schema import Run
-
-
-@dataclass(frozen=True)
-class AbResult:
-    """The result of a comparison.
-
-    Attributes:
-        comparison: Findings of all tasks.
-        versions: The two versions, A and B.
-        results: Block times and verdicts of each task.
-    """
-
-    comparison: Comparison
-    versions: tuple[Version, Version]
-    results: tuple[TaskResult, ...]
 
 
 def run_ab(
@@ -47,7 +22,7 @@ def run_ab(
     settings: Settings,
     log: Log,
     agree: Callable[[float], None],
-) -> AbResult:
+) -> Comparison:
     """Compare two versions, then end their processes and remove their worktrees.
 
     Args:
@@ -57,14 +32,17 @@ def run_ab(
         agree: Function that receives the maximum duration, s, before the measurement starts. An
             exception from the function stops the comparison.
 
+    Returns:
+        Findings of all cases and functions.
+
     Raises:
         BadInput: A revision does not exist, or a version's code cannot be imported. The versions
             have no timed case in common, or the working tree changed during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)
-        before = [version.written() for version in versions]
-        tasks, lines = spec.tasks(versions, settings.timeout_s)
+        before = [version.edits() for version in versions]
+        tasks, lines = spec.tasks(versions)
         share_s = min(settings.budget_s, settings.total_s / len(tasks))
         settings = replace(settings, budget_s=share_s)
         a, b = (version.title for version in versions)
@@ -74,7 +52,7 @@ def run_ab(
         agree(seconds)
         with device_lock(tasks[0].device, f"ab {spec.names[0]} {spec.names[1]}", log):
             results = compare_versions(versions, tasks, settings, log)
-        if before != [version.written() for version in versions]:
+        if before != [version.edits() for version in versions]:
             raise BadInput(
                 "revision: files of the working tree were edited during the measurement; "
                 "run nano ab again"
@@ -82,19 +60,16 @@ def run_ab(
     names = case_names((task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
         case = names[result.task.experiment, result.task.case_id]
-        found = lines_of(result, spec.metric, settings)
-        lines += [replace(line, case=case) for line in found]
-    comparison = Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
-    return AbResult(comparison, (versions[0], versions[1]), tuple(results))
+        lines += [replace(line, case=case) for line in lines_of(result, settings.threshold)]
+    return Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
 
 
-def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
-    """Return the findings of one task.
+def lines_of(result: TaskResult, threshold: float) -> list[Line]:
+    """Return the findings of one task: its timings, and each counted metric that changed.
 
     Args:
         result: The task with its block times and verdicts.
-        metric: Name of the metric to compare.
-        settings: How the versions were compared.
+        threshold: Smallest change of counted memory that is a regression, as a fraction.
     """
     task = result.task
 
@@ -106,13 +81,10 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
     of_a, of_b = (_figures(task, rows) for rows in result.rows)
-    lines = [
-        each
-        for each in exact_lines(of_a, of_b, settings.threshold)
-        if each.finding == CHANGED or each.metric.split()[0] == metric
-    ]
-    if metric not in TIMED:
-        return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this metric")]
+    counted = exact_lines(of_a, of_b, threshold)
+    lines = [one for one in counted if one.finding != Kind.EQUIVALENT]
+    if not result.blocks:
+        lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))
     for scope, pairs in result.blocks.items():
         verdict = result.verdicts.get(scope)
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
@@ -121,11 +93,9 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
             is_few = kind == Kind.SUSPECT and not pairs.by_process
             advice = "raise --budget" if is_few else ""
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
-        # A rate is work divided by time, and only the version itself can count the work of a call.
-        # For a rate, the line therefore contains only the change.
-        levels = _levels(pairs, verdict) if metric == "latency" else {}
-        lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
-    return lines or [line(Kind.INCONCLUSIVE, message="the case has no timed calls")]
+        levels = _levels(pairs, verdict)
+        lines.append(line(kind, f"latency {scope}".strip(), message, verdict=verdict, **levels))
+    return lines
 
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
@@ -143,68 +113,3 @@ def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
     ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
     base, current = paired_levels(pairs.a, pairs.b, ratio)
     return {"base": base, "current": current}
-
-
-def to_run(result: AbResult, spec: Spec, label: str) -> Run:
-    """Return a run for the database, with one `ratio` row per case and scope.
-
-    Args:
-        result: Result of the comparison.
-        spec: What was compared.
-        label: The user's name for the run.
-    """
-    from nanolib.meters.machine import this_machine, versions
-
-    titles = dict(zip("ab", (version.title for version in result.versions), strict=True))
-    rows = {}
-    for one in result.results:
-        measured = list(_ratio_rows(one, spec.metric, titles))
-        status = Status.OK if measured and not one.failures else Status.ERROR
-        ending = Measurement("case_duration", status=status, message=one.failures)
-        factors = {"experiment": one.task.experiment, **one.task.factors}
-        rows[one.task.case_id] = factors, [ending, *measured]
-    params = {"differ": spec.differences, "metric": spec.metric, "functions": [*spec.functions]}
-    return Run(
-        "ab",
-        this_machine().to_dict(),
-        titles | params,
-        label=label,
-        device=result.results[0].task.device,
-        versions=versions(),
-        git_revision=result.versions[1].revision,
-        rows=rows,
-    )
-
-
-def _ratio_rows(
-    result: TaskResult, metric: str, titles: Mapping[str, str]
-) -> Iterator[Measurement]:
-    """Yield the ratio of B's time to A's time, for each scope that has a verdict."""
-    for scope, verdict in result.verdicts.items():
-        pairs = result.blocks[scope]
-        low, ratio, high = verdict.interval
-        # A ratio of rates is the inverse of the ratio of times.
-        if verdict.direction is Direction.HIGHER:
-            low, ratio, high = 1 / high, 1 / ratio, 1 / low
-        details = {
-            "metric": metric,
-            "kind": verdict.kind,
-            "p": verdict.p,
-            "threshold": verdict.threshold,
-            "minimum_detectable_effect": verdict.minimum_detectable_effect,
-            "generations": pairs.generations,
-            "base_ms": pairs.a,
-            "current_ms": pairs.b,
-        }
-        yield Measurement(
-            "ratio",
-            ratio,
-            low,
-            high,
-            0.95,
-            len(pairs.a),
-            samples=tuple(np.divide(pairs.b, pairs.a).tolist()),
-            method="interleaved pairs",
-            scope=scope,
-            details=titles | details,
-        )

@@ -11,7 +11,6 @@ the result is significant. `nano ab` then judges all samples once.
 
 import contextlib
 import itertools
-import math
 import random
 import sys
 import time
@@ -22,17 +21,15 @@ from typing import Any
 import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.pairs import Pairs, Request, Settings, Task, TaskResult
+from nanolib.ab.pairs import CALL, Pairs, Request, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
-from nanolib.measurement import Direction, Status
+from nanolib.measurement import Status
 from nanolib.stats.compare import Kind, Verdict, compare_paired, compare_processes, judge_together
-from nanolib.stats.intervals import Interval, TooFewSamples
-from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
+from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.signed_ranks import capped_centre
 
-# Numbers of block pairs in a pair of processes: the number before `nano ab` first checks the
-# precision, the largest number, and the smallest number if time is short.
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6
+FEWEST_PAIRS = 6  # Smallest number of block pairs in a pair of processes.
 PROCESS_PAIRS = 36  # The time for blocks is enough for this number of process pairs.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
@@ -64,15 +61,17 @@ def compare_versions(
     Raises:
         BadInput: A version cannot run a task.
     """
-    on_cores = settings.timed and tasks[0].device == "cpu" and sys.platform == "linux"
+    task, is_linux = tasks[0], sys.platform == "linux"
     # One server cannot fork processes of two interpreters. With two servers, the positions of the
     # servers in memory would count as an effect of the packages, so nanolib does not fork.
-    two_interpreters = any(version.environment for version in versions)
-    if two_interpreters:
+    one_interpreter = all(version.is_here for version in versions)
+    if not one_interpreter:
         log("with two interpreters, each process imports all modules again")
-    fork = on_cores and not two_interpreters
+    # Only its first processes show whether a function uses a GPU. `Processes` then does not fork.
+    may_fork = is_linux and one_interpreter and (task.experiment == CALL or task.device == "cpu")
     results = [TaskResult(task) for task in tasks]
-    with Processes(versions, settings.timeout_s, fork=fork, bound=on_cores, log=log) as sides:
+    bound = is_linux and task.device == "cpu"
+    with Processes(versions, fork=may_fork, bound=bound, log=log) as sides:
         _run_tasks(sides, results, settings)
     _judge(results, settings)
     return results
@@ -84,7 +83,7 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
     for result in results:
         for scope, pairs in result.blocks.items():
             with contextlib.suppress(TooFewSamples):
-                verdicts.append(_compare(pairs, settings))
+                verdicts.append(compare_pairs(pairs, settings.threshold))
                 places.append((result, scope))
     for (result, scope), verdict in zip(places, judge_together(verdicts), strict=True):
         is_change = verdict.kind in (Kind.REGRESSED, Kind.IMPROVED)
@@ -93,12 +92,19 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
         result.verdicts[scope] = verdict
 
 
-def _compare(pairs: Pairs, settings: Settings) -> Verdict:
-    how = {"threshold": settings.threshold, "direction": settings.direction}
-    a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # For equal work, time is 1 / rate.
-        a, b = 1 / a, 1 / b
-    return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
+def compare_pairs(pairs: Pairs, threshold: float) -> Verdict:
+    """Judge the pairs of one scope, before the adjustment for the number of scopes.
+
+    Args:
+        pairs: Block times of A and B.
+        threshold: Smallest change that counts, as a fraction.
+
+    Raises:
+        TooFewSamples: There are fewer than six pairs.
+    """
+    if pairs.by_process:
+        return compare_processes(pairs.ratios, threshold=threshold)
+    return compare_paired(pairs.a, pairs.b, threshold=threshold)
 
 
 def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings) -> None:
@@ -106,28 +112,23 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
 
     The loop ends when each ratio is precise enough or the time limit is reached.
     """
-    begun, budget_s = time.monotonic(), len(results) * settings.budget_s
-    window_s = least_s = settings.budget_s * TIMED / PROCESS_PAIRS
-    starting_s, unfinished = math.inf, list(results)
+    window_s = settings.budget_s * TIMED / PROCESS_PAIRS
+    spent_s, unfinished = 0.0, list(results)
     for number in itertools.count(1):
-        pair_begun = time.monotonic()
+        begun = time.monotonic()
         sides.renew()
         for result in unfinished:
-            in_step = _run_task(sides.processes or sides.renew(), result, settings, window_s)
+            in_step = _run_task(sides.processes or sides.renew(), result, window_s)
             if not in_step:
                 sides.end()
-        now = time.monotonic()
-        if not settings.timed or ends_after(number, now - begun, budget_s):
-            return
-        # After a long start-up, more blocks increase the total time by only a small share.
-        starting_s = min(starting_s, (now - pair_begun) / len(unfinished) - window_s)
-        window_s = max(least_s, starting_s / 2)
+        # The tasks share this time, so a task that ended does not leave its budget to the others.
+        spent_s += (time.monotonic() - begun) / len(unfinished)
         unfinished = [
             result
             for result in unfinished
             if not result.failures and not is_precise_enough(result.blocks, REL_CI)
         ]
-        if not unfinished:
+        if not unfinished or ends_after(number, spent_s, settings.budget_s):
             return
 
 
@@ -136,8 +137,8 @@ def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
 
     Args:
         number: Number of pairs of processes so far. `nano ab` runs at least two pairs.
-        spent_s: Time spent on the pairs so far, s.
-        budget_s: Time limit for all pairs, s.
+        spent_s: Time spent on a case in the pairs so far, s.
+        budget_s: Time limit for a case, s.
     """
     return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
 
@@ -150,40 +151,36 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
         rel_ci: Largest half-width of a narrow interval, as a fraction.
     """
     return bool(blocks) and all(
-        len(pairs.generations) >= SURE_PROCESS_PAIRS
-        and _half_width(capped_centre(np.log(pairs.data()[1]))) <= rel_ci
+        len(pairs.generations) >= SURE_PROCESS_PAIRS and _half_width(pairs) <= rel_ci
         for pairs in blocks.values()
     )
 
 
-def _half_width(logs: Interval) -> float:
+def _half_width(pairs: Pairs) -> float:
     """Return the half-width of a ratio's interval as a fraction, from the interval of its log."""
-    return (logs.high - logs.low) / 2
+    low, _, high = capped_centre(np.log(pairs.ratios))
+    return (high - low) / 2
 
 
-def _run_task(
-    sides: Sequence[VersionProcess], result: TaskResult, settings: Settings, window_s: float
-) -> bool:
+def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: float) -> bool:
     """Run a whole task in both processes, with interleaved timings.
 
     Args:
         sides: The processes of A and B.
         result: Results of the task. This function adds blocks, rows and endings to the results.
-        settings: How to compare the versions.
         window_s: Time limit for all timings of the task, s.
 
     Returns:
         Whether both processes can run another task.
     """
-    rest = {"timeout_s": settings.timeout_s, "rows": not settings.timed}
     timing = False
     try:
-        answers = _ask_both(sides, [{**request, **rest} for request in result.task.requests])
+        answers = _ask_both(sides, result.task.requests)
         while _same_phases(answers) and "timing" in answers[0]:
             if not answers[0]["last"]:
                 window_s /= 2
             timing = True
-            result.add(_interleave(sides, answers[0]["timing"], settings, window_s))
+            result.add(_interleave(sides, answers[0]["timing"], window_s))
             timing = False
             answers = _ask_both(sides, [{"do": "next"}] * 2)
     except VersionDied as death:
@@ -225,24 +222,19 @@ def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> l
 
 
 def _interleave(
-    sides: Sequence[VersionProcess], scopes: Sequence[str], settings: Settings, window_s: float
+    sides: Sequence[VersionProcess], scopes: Sequence[str], window_s: float
 ) -> dict[str, Pairs]:
-    """Time pairs of blocks until the ratio is precise enough or the time limit is reached.
+    """Time pairs of blocks until the time limit is reached.
 
     Args:
         sides: The processes of A and B.
         scopes: Names of the phases.
-        settings: How to compare the versions.
         window_s: Time limit, s.
 
     Returns:
         Block medians of A and B for each scope, ms. If there are several phases, the scope `total`
         contains the medians of their sum.
     """
-    if not settings.timed:
-        for side in sides:
-            side.time_block(1, keep=True)
-        return {}
     warm, order = time.monotonic() + WARM_UP_S, random.Random()
     # The first call of a process is slow, so the second call decides the size of a block.
     call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
@@ -252,43 +244,17 @@ def _interleave(
             side.time_block(calls, keep=False)
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
     medians = [[], []]
-    count, next_check, end = 0, MIN_PAIRS, time.monotonic() + window_s
-    while count < MAX_PAIRS and (time.monotonic() < end or count < FEWEST_PAIRS):
+    count, end = 0, time.monotonic() + window_s
+    while time.monotonic() < end or count < FEWEST_PAIRS:
         for i in order.sample((0, 1), 2):
             block = np.asarray(sides[i].time_block(calls, keep=True))
             total = np.median(block.sum(axis=1))
             medians[i].append(np.append(np.median(block, axis=0), total)[: len(names)])
         count += 1
-        if count >= next_check:
-            next_check = next_look(count)
-            # The total is last if there are several phases.
-            last = (np.asarray(side)[:, -1] for side in medians)
-            if precise_enough(*last, REL_CI):
-                break
     a, b = (np.asarray(side) for side in medians)
     return {
         name: Pairs(a[:, i].tolist(), b[:, i].tolist(), [count]) for i, name in enumerate(names)
     }
-
-
-def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
-    """Return whether one pair of processes has measured enough blocks.
-
-    Args:
-        a: Block medians of A, shape [pairs].
-        b: Block medians of B, in the same unit and order.
-        rel_ci: Target for the half-width of the ratio's interval over all pairs of processes, as a
-            fraction.
-    """
-    return _half_width(hodges_lehmann(np.log(b / a))) <= rel_ci * math.sqrt(SURE_PROCESS_PAIRS)
-
-
-def next_look(pairs: int) -> int:
-    """Return the number of pairs at which to compute the interval again.
-
-    An interval takes time to compute, so the number grows by a tenth each time.
-    """
-    return math.ceil(pairs * 1.1)
 
 
 def block_calls(call_ms: float) -> int:

@@ -9,10 +9,8 @@ from typing import Any
 
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Task
-from nanolib.ab.versions import Interpreter, Version, titles
+from nanolib.ab.versions import Interpreter, Version
 from nanolib.compare.findings import MISSING, NEW, Line, case_name, describe_differences
-from nanolib.compare.history import TIMED
-from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput
 
 Cases = dict[str, Mapping[str, Any]]  # id → factors
@@ -20,7 +18,7 @@ Cases = dict[str, Mapping[str, Any]]  # id → factors
 
 @dataclass(frozen=True)
 class Spec:
-    """The subject of a comparison: versions, cases or functions, and a metric.
+    """The subject of a comparison: versions, and cases or functions.
 
     Attributes:
         names: Git revisions of A and B, or `.` for the working tree.
@@ -29,7 +27,6 @@ class Spec:
         functions: Functions to time, each as `package.module:function`.
         setup: Function that creates the argument of each timed function. An empty text means that
             timed functions take no argument.
-        metric: Name of the metric to compare.
         interpreters: Interpreters of A and B, or None to run both versions with this interpreter.
     """
 
@@ -38,13 +35,9 @@ class Spec:
     jobs: Sequence[tuple[str, Mapping[str, Any]]] = ()
     functions: Sequence[str] = ()
     setup: str = ""
-    metric: str = "latency"
     interpreters: tuple[Interpreter, Interpreter] | None = None
 
     def __post_init__(self) -> None:
-        if self.metric not in (*TIMED, *COUNTED):
-            allowed = ", ".join((*TIMED, *COUNTED))
-            raise BadInput(f"--metric: {self.metric!r} cannot be compared; use one of {allowed}")
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")
             if not (module and function):
@@ -64,17 +57,14 @@ class Spec:
         """Return copies of the versions with the interpreters of this spec."""
         if self.interpreters is None:
             return list(versions)
-        each = zip(versions, self.interpreters, titles(*self.interpreters), strict=True)
-        return [
-            replace(version, python=one.python, environment=title) for version, one, title in each
-        ]
+        pairs = zip(versions, self.interpreters, strict=True)
+        return [replace(version, python=one.python) for version, one in pairs]
 
-    def tasks(self, versions: Sequence[Version], timeout_s: float) -> tuple[list[Task], list[Line]]:
+    def tasks(self, versions: Sequence[Version]) -> tuple[list[Task], list[Line]]:
         """Return the tasks that both versions have, and a finding for every other case.
 
         Args:
             versions: The two versions, A and B, with their files.
-            timeout_s: Time limit for one answer of a version, s.
 
         Raises:
             BadInput: A version cannot list its cases, or the versions have no timed case in common.
@@ -82,9 +72,7 @@ class Spec:
         tasks, lines = [self._call_task(name) for name in self.functions], []
         with contextlib.ExitStack() as stack:
             if self.jobs:
-                processes = [
-                    stack.enter_context(VersionProcess(version, timeout_s)) for version in versions
-                ]
+                processes = [stack.enter_context(VersionProcess(version)) for version in versions]
             for experiment, params in self.jobs:
                 requests = [{"experiment": experiment, "params": dict(params)}] * 2
                 of_a, of_b = _listed_cases(processes, requests)

@@ -73,12 +73,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     checks = _loaded(_OURS / "meters" / "time" / "call_check.py")
     check = checks.CallCheck(call, request["function"], Refused)
     _time_calls(check)
-    rows = []
-    if request["rows"]:
-        from nanolib.meters.memory import measure_memory
-
-        rows = [row.to_dict() for row in measure_memory(call, device="cpu")]
-    _answer(ended="ok", message=checks.CACHED if check.is_cached else "", rows=rows)
+    _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
 
 
 def _time_calls(check: Any) -> None:
@@ -95,7 +90,8 @@ def _time_calls(check: Any) -> None:
             now = checked.pop() if checked else check.call
             start = time.perf_counter_ns()
             now()
-            _synchronize()
+            if _uses_cuda():
+                sys.modules["torch"].cuda.synchronize()
             rows.append([(time.perf_counter_ns() - start) / 1e6])
         return rows
 
@@ -125,14 +121,14 @@ def _imported(name: str, root: Path) -> Any:
 
 
 def _check_ours(module: ModuleType, root: Path) -> None:
-    if not _is_ours(module, root):
+    if not is_ours(module, root):
         raise Refused(
             f"{module.__name__} is outside this version (its file: {_file(module)}); "
             "name a module of the repository"
         )
 
 
-def _is_ours(module: ModuleType, root: Path) -> bool:
+def is_ours(module: ModuleType, root: Path) -> bool:
     """Return whether a module belongs to the version, and not to an environment's packages."""
     file = Path(_file(module) or "/").resolve()
     return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
@@ -143,11 +139,9 @@ def _file(module: Any) -> str | None:
     return module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
 
 
-def _synchronize() -> None:
-    """Wait for the GPU if the code uses CUDA."""
+def _uses_cuda() -> bool:
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any]]:
@@ -178,8 +172,7 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
         return np.asarray(blocks), shape
 
     case = cases[request["case_id"]]
-    collected = params.replace(case_timeout_s=request["timeout_s"]).collected_by(collect)
-    outcome = measure_group([case], collected, {})[case.case_id]
+    outcome = measure_group([case], params.collected_by(collect), {})[case.case_id]
     rows = [row.to_dict() for row in outcome.rows]
     _answer(ended=outcome.status, message=outcome.message, rows=rows)
 
@@ -191,17 +184,17 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
-    """Send the names of imported modules outside the version, and of variables the code has set.
+    """Send the names of imported modules outside the version, and what forbids forks.
 
     Modules outside the version are, for example, packages of the environment. The names of modules
-    are in import order. The variables are environment variables.
+    are in import order. Environment variables that the code sets, and a GPU, forbid forks.
     """
     elsewhere = [
         name
         for name, module in list(sys.modules.items())
-        if _file(module) and name != "__main__" and not _is_ours(module, root)
+        if _file(module) and name != "__main__" and not is_ours(module, root)
     ]
-    _answer(modules=elsewhere, variables=set_since(_VARIABLES))
+    _answer(modules=elsewhere, variables=set_since(_VARIABLES), uses_gpu=_uses_cuda())
 
 
 _VARIABLES = dict(os.environ)
@@ -277,7 +270,7 @@ def serve(connection: Connection, folders: list[str]) -> None:
         except Refused as refusal:
             _answer(refused=str(refusal))
         except Exception as error:
-            _answer(ended="error", message=_one_line(error), rows=[])
+            _answer(ended="error", message=_one_line(error))
 
 
 def main() -> None:

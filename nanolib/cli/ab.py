@@ -1,6 +1,7 @@
-"""Measure two versions of code, parameters or packages in turns and compare the results."""
+"""Measure two versions of code or packages in turns and compare the results."""
 
 import math
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,10 @@ from nanolib.cli.common import (
     command,
     echo,
     option,
-    output_option,
     pairs_option,
 )
 from nanolib.cli.compare import findings, show_comparison
-from nanolib.measurement import METRICS, BadInput, shown
+from nanolib.measurement import BadInput, shown
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -49,27 +49,18 @@ _TIME = {"type": SECONDS, "metavar": "SECONDS"}
     metavar="FILE",
     help="Interpreter of a version, once for A and once for B. Default: this interpreter.",
 )
-@option(
-    "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
-)
 @option("--budget", "50s", "Time limit per case, including process start-up.", **_TIME)
 @option("--total", None, "Time limit for all cases, in equal shares. Default: no limit.", **_TIME)
-@option("--timeout", "300s", "Time limit for a single response from one version.", **_TIME)
-@click.option("--label", default="", help="Name of this comparison in the database. Default: none.")
 @findings
-@output_option
 def ab(
     names: tuple[str, ...],
     pairs: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
     pythons: tuple[str, ...],
-    metric: str,
     threshold: float,
     budget: float,
     total: float | None,
-    timeout: float,
-    label: str,
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
@@ -85,32 +76,14 @@ def ab(
     same slow-down in most comparisons.
     """
     from nanolib.ab.pairs import Settings
-    from nanolib.ab.run import run_ab, to_run
-    from nanolib.compare.history import TIMED
-    from nanolib.run.params import Params
+    from nanolib.ab.run import run_ab
 
-    Params(label=label)  # A label that is not valid raises BadInput.
-    spec = _spec(names, pairs, functions, setup, metric, pythons)
-    settings = Settings(
-        threshold,
-        budget,
-        direction=METRICS[metric].direction,
-        timeout_s=timeout,
-        timed=metric in TIMED,
-        total_s=total or math.inf,
-    )
-    result = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
-    if settings.timed:
-        from nanolib.store import Store
-
-        with Store() as store:  # Store the result first, because writing a file may fail.
-            store.add(to_run(result, spec, label))
-    show_comparison(result.comparison, True, json_file, markdown_file)
-    if any(one.verdicts for one in result.results):
-        echo("measured in turns, in fresh processes")
-    elif not settings.timed:
-        echo("each version ran once, in its own process")
-    found = result.comparison
+    spec = _spec(names, pairs, functions, setup, pythons)
+    settings = Settings(threshold, budget, total or math.inf)
+    # A canceled job ends with SIGTERM. The worktrees are then removed as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    found = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
+    show_comparison(found, True, json_file, markdown_file)
     sys.exit(EXIT_FAILED if found.regressed or found.lost else EXIT_OK)
 
 
@@ -130,10 +103,11 @@ def _split_names(
     from nanolib.experiments import ALL
 
     if pythons:
-        revisions = [name for name in names[:2] if name not in ALL]
-        notebooks = tuple(names[len(revisions) :])
+        revisions = [name for name in names if name not in ALL]
+        if len(revisions) > 2:
+            raise BadInput(f"revision: {shown(revisions[2])} is a third name; give one or two")
         a, b = (revisions * 2)[:2] or (".", ".")
-        return (a, b), notebooks
+        return (a, b), tuple(name for name in names if name in ALL)
     if len(names) < 2:
         given = shown(names[0]) if names else "none"
         raise BadInput(
@@ -147,7 +121,6 @@ def _spec(
     overrides: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
-    metric: str,
     pythons: tuple[str, ...],
 ) -> Any:
     from nanolib.ab.spec import Spec
@@ -168,7 +141,7 @@ def _spec(
             f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
         )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
-    rest = {"metric": metric, "interpreters": interpreters}
+    rest = {"interpreters": interpreters}
     if functions:
         return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)
     jobs = [

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,6 @@ from nanolib.paths import OUTPUT_VARIABLE, expanded, output_folder
 if TYPE_CHECKING:
     import pandas as pd
 
-# Words that match this pattern are longer than any file name.
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")
 # A table aligns cells to the right if the cells match this pattern.
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -29,34 +26,25 @@ EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CLOSED = 141
 
 
-class Amount(click.ParamType):
+class Amount(click.FloatRange):
     """A number that may end with its unit, such as `60s`, `5%` or `30d`.
 
     Args:
         unit: Symbol of the unit.
         limit: Exclusive upper limit of the number.
-        hint: Description of a valid value, for the error message.
         zero: Whether 0 is valid too.
     """
 
-    name = "amount"
-
-    def __init__(self, unit: str, limit: float, hint: str, *, zero: bool = False) -> None:
-        self.unit, self.limit, self.hint, self.zero = unit, limit, hint, zero
+    def __init__(self, unit: str, limit: float, *, zero: bool = False) -> None:
+        super().__init__(0, limit, min_open=not zero, max_open=True)
+        self.unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         """See `click.ParamType.convert`."""
-        text = str(value)
-        try:
-            found = float(text.removesuffix(self.unit))
-        except ValueError:
-            found = math.nan
-        if text.endswith("%"):
-            found /= 100
-        if not (0 < found < self.limit or (found == 0 and self.zero)):
-            field = param.opts[0] if param else self.name
-            raise BadInput(f"{field}: {shown(text)} is not valid; give {self.hint}")
-        return found
+        number = click.FLOAT.convert(str(value).removesuffix(self.unit), param, ctx)
+        if math.isnan(number):
+            self.fail("nan is not a number.", param, ctx)
+        return super().convert(number / 100 if str(value).endswith("%") else number, param, ctx)
 
 
 class NewFile(click.ParamType):
@@ -74,9 +62,9 @@ class NewFile(click.ParamType):
         return path
 
 
-SECONDS = Amount("s", 1e6, "seconds, such as 60s")
-SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
-DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
+SECONDS = Amount("s", 1e6)
+SHARE = Amount("%", 1)
+DAYS = Amount("d", 1e6, zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
@@ -102,8 +90,8 @@ def echo_json(value: Any) -> None:
 
 
 def complain(*lines: str) -> None:
-    """Print errors to standard error, one line each, and shorten very long words."""
-    echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
+    """Print errors to standard error, one line each."""
+    echo(*(f"nano: {line}" for line in lines), err=True)
 
 
 def echo_table(table: pd.DataFrame) -> None:
@@ -117,50 +105,6 @@ def echo_table(table: pd.DataFrame) -> None:
         columns[cells[0]] = cells[1:]
     text = table.__class__(columns).to_string(index=False)
     echo(*(line.rstrip() for line in text.split("\n")))
-
-
-def compact(table: pd.DataFrame, notes: dict[str, str]) -> tuple[str, pd.DataFrame]:
-    """Fit a table of findings into the terminal's width, or 120 columns if the width is not known.
-
-    The result has no empty columns, no words that all cases share, and no very long names.
-
-    Args:
-        table: Table with the columns `experiment` and `case`.
-        notes: Maps each note to a number. If the table is too wide, this function replaces notes by
-            numbers and adds new notes to `notes`. The caller prints the notes below the table.
-
-    Returns:
-        The words that all cases share, and the table.
-    """
-    width = shutil.get_terminal_size((120, 0)).columns
-    names = [name.split() for name in table["case"]]
-    shared = [word for word in names[0] if all(word in name for name in names)]
-    table = table.assign(
-        case=[" ".join(word for word in name if word not in shared) for name in names]
-    )
-    if table["experiment"].nunique() == 1:
-        shared = [table["experiment"].iloc[0], *shared]
-        table = table.drop(columns="experiment")
-    table = table.loc[:, table.astype(bool).any()]
-    if _width(table) > width and "note" in table:
-        numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
-        table = table.assign(note=numbers)
-    if "case" in table:
-        most = max(16, table["case"].map(len).max() - max(0, _width(table) - width))
-        cut = [_shortened(name, most) for name in table["case"]]
-        if len(set(cut)) == table["case"].nunique():
-            table = table.assign(case=cut)
-    return " ".join(shared), table
-
-
-def _width(table: pd.DataFrame) -> int:
-    return sum(max(len(name), *map(len, table[name].astype(str))) + 1 for name in table) - 1
-
-
-def _shortened(text: str, most: int) -> str:
-    """Shorten a text in the middle, because the first and last words distinguish cases."""
-    end = len(text) - (most - 1) // 2
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
 
 
 def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -244,12 +188,13 @@ class Commands(click.Group):
         except BadInput as error:
             complain(*error.lines)
         except BrokenPipeError:  # The program that reads the output has ended.
-            # Python flushes standard output at exit. The flush must not fail too.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(EXIT_CLOSED)
+            # A normal exit would flush standard output, and fail again.
+            os._exit(EXIT_CLOSED)
         except OSError as error:
-            place, reason = error.filename or output_folder(), error.strerror or error
-            complain(f"{place}: {reason}; name another file or folder")
+            if error.filename is None:  # A device, a library or a connection.
+                complain(f"{type(error).__name__}: {error}")
+            else:
+                complain(f"{error.filename}: {error.strerror}; name another file or folder")
         sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

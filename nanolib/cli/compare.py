@@ -13,7 +13,6 @@ from nanolib.cli.common import (
     EXIT_OK,
     SHARE,
     command,
-    compact,
     echo,
     echo_json,
     echo_table,
@@ -143,17 +142,29 @@ def show_comparison(
 
 
 def _echo_findings(table: Any) -> None:
-    """Print one table per experiment. Notes that are too wide for a table follow the tables."""
-    notes = {}
-    parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
-    for part in parts:
-        shared, lines = compact(part, notes)
-        if len(parts) > 1:
-            echo("")
-        echo(f"all: {shared}")
-        echo_table(lines)
-    if notes:
-        echo("", *(f"{number}: {note}" for note, number in notes.items()))
+    """Print one table per experiment, and below the tables the notes that their rows number."""
+    notes = {"": ""}
+    for experiment, part in table.groupby("experiment", sort=False) if len(table) else ():
+        numbers = [notes.setdefault(text, str(len(notes))) for text in part["note"]]
+        _echo_cases(part.assign(note=numbers), experiment)
+    echo("", *(f"{number}: {note}" for note, number in notes.items() if note))
+
+
+def _echo_cases(table: Any, title: str = "") -> None:
+    """Print a table of cases, without empty columns, under the words that all its cases share.
+
+    Args:
+        table: Table with the column `case`.
+        title: Words that precede the shared words. A table with a title has one experiment.
+    """
+    names = [name.split() for name in table["case"]]
+    shared = [word for word in names[0] if all(word in name for name in names)]
+    rest = [" ".join(word for word in name if word not in shared) for name in names]
+    lines = table.assign(case=rest)
+    if title:
+        lines = lines.drop(columns="experiment")
+    echo("", f"all: {' '.join([title, *shared]).strip()}")
+    echo_table(lines.loc[:, lines.astype(bool).any()])
 
 
 @command(
@@ -191,10 +202,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         lines = [one.to_dict() for one in shown]
         echo_json({"metric": metric, "figures": len(found), "shown": lines})
     elif shown:
-        shared, lines = compact(table(shown), {})
-        if shared:
-            echo(f"all: {shared}")
-        echo_table(lines)
+        _echo_cases(table(shown))
     most_runs = max((len(one.points) for one in found), default=0)
     summary = f"no case has {metric} from two runs on one machine yet; run a notebook again"
     if found:
@@ -230,10 +238,8 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict
     from nanolib.store import Store
 
     path = Path(name)
-    has_folder = name != path.name  # A name without a slash may be a label with a dot.
-    if has_folder and (path / DATABASE).is_file():
-        path = path / DATABASE
-    is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())
+    path = path / DATABASE if path.is_dir() else path
+    is_file = path.is_file()  # Other names are those of runs.
     with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)

@@ -1,8 +1,6 @@
 """Prepare a run: copy the workbook, list names, and plan the memory of a model."""
 
-import ast
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -106,38 +104,13 @@ class NotebookCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and then the parameters from the notebook's parameters cell."""
+        """Write the options, and then the notebook's parameters cell, which declares all names."""
         super().format_options(ctx, formatter)
-        if not ctx.obj:
-            return
-        main, settings = _parameters(ctx.obj)
-        title = f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"
-        for heading, lines in {title: main, "More settings (-p NAME=VALUE)": settings}.items():
-            if lines:
-                with formatter.section(heading):
-                    formatter.write_dl(lines, col_max=34)
-
-
-def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
-    """Return the parameters of a notebook, and its settings.
-
-    Returns:
-        Two lists of pairs. Each pair contains a declaration and its comment.
-    """
-    cells = json.loads(notebook.read_text())["cells"]
-    source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
-    text = "".join(source["source"])
-    # In a notebook, a list of dicts has one line per dict. Help shows the list on one line.
-    text = text.replace("[\n    ", "[").replace("},\n    ", "}, ").replace(",\n]", "]")
-    return [
-        re.findall(r"^(?!settings)(\w+: .*?)  # (.*)$", text, re.MULTILINE),
-        [
-            (f"{name}: {type(ast.literal_eval(default)).__name__} = {default}", comment)
-            for name, default, comment in re.findall(
-                r'^    "(\w+)": (.*?),  # (.*)$', text, re.MULTILINE
-            )
-        ],
-    ]
+        if ctx.obj:
+            cells = json.loads(ctx.obj.read_text())["cells"]
+            cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+            with formatter.section(f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"):
+                formatter.write("".join(cell["source"]) + "\n")
 
 
 def _notebook(name: str) -> Path | None:

@@ -22,7 +22,6 @@ from nanolib.cli.common import (
 )
 from nanolib.cli.prepare import NotebookCommand
 from nanolib.cli.results import write_report
-from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
 
@@ -75,7 +74,6 @@ def run(
     By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
     scenarios. If you name a notebook, --help shows its parameters too.
     """
-    _check_packages(reports=not (dry_run or no_report))
     from nanolib.experiments import ALL
     from nanolib.run.jobs import import_user_code, plan
 
@@ -115,36 +113,17 @@ def run(
     sys.exit(EXIT_OK if statuses <= {"done"} else EXIT_FAILED)
 
 
-def _check_packages(*, reports: bool) -> None:
-    """Print which packages are not installed.
-
-    Raises:
-        BadInput: The run needs a package that is not installed.
-    """
-    gone = missing()
-    needed = {EVERYTHING, NOTEBOOKS, *([REPORTS] if reports else [])}
-    if needed & gone.keys():
-        raise BadInput(in_a_line(gone, stops=True))
-    if gone:
-        echo(in_a_line(gone, stops=False), err=True)
-
-
 def _conclude(result: Any) -> list[str]:
-    """Return the question and the conclusions of a finished notebook as lines of text."""
+    """Return the question of a finished notebook and its first conclusion as lines of text."""
     from nanolib.experiments import sections
-    from nanolib.report.finding import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
         rows = store.measurements([result.run_id] if result.status == "done" else [])
     for section in sections():
         if section.experiment in set(rows["experiment"]):
-            lines = [section.question]
-            for heading, findings in grouped(section.verdict(rows)):
-                indent = "    " if heading else "  "
-                lines += [f"  {heading}:"] if heading else []
-                lines += [f"{indent}{finding.sentence}" for finding in findings]
-            return [*lines, ""]
+            first = (f"  {finding}" for finding in section.verdict(rows)[:1])
+            return [section.question, *first, ""]
     return []
 
 
@@ -167,13 +146,10 @@ def _show_plan(jobs: list[Any]) -> None:
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             echo_table(dry_run_table(cases, ceilings))
-    known = [interval for interval in expected if interval]
-    unknown = len(expected) - len(known)
-    if known:
-        scope = "notebooks with an estimate" if unknown else "all notebooks"
+    if known := [interval for interval in expected if interval]:
         total = [sum(ends) for ends in zip(*known, strict=True)]
-        echo("", f"{scope}{_duration(total)}")
-    if unknown:
+        echo("", f"all notebooks with an estimate{_duration(total)}")
+    if len(known) < len(expected):
         echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
         echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")

@@ -186,7 +186,7 @@ def with_unit(figure: str) -> str:
 
 
 # Factors that appear in the name of a case, in order.
-_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
+_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
@@ -194,8 +194,7 @@ _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 def case_name(factors: Mapping[str, Any]) -> str:
     """Return the readable name of a case with these factors."""
     named = [str(factors[name]) for name in _NAMING if name in factors]
-    if {"m", "k", "n"} <= factors.keys():
-        named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
+
     if factors.get("compiled"):
         named.append("compiled")
     sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]

@@ -18,7 +18,7 @@ from nanolib.stats.changes import changes_of_level, find_recent_outlier
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 
-TIMED = ("latency", "tokens_per_second")  # Metrics that `nano ab` measures.
+_TIMED = ("latency", "tokens_per_second")  # Metrics whose change shows in the times of `nano ab`.
 
 _POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
 
@@ -97,12 +97,11 @@ class History:
     def command(self) -> str:
         """Command to compare the commits before and after the latest change, or an empty text."""
         step = self.latest
-        if step is None or self.metric not in TIMED or step.before == step.after:
+        if step is None or self.metric not in _TIMED or step.before == step.after:
             return ""
         if any(not one or one.endswith("+") for one in (step.before, step.after)):
             return ""
-        metric = "" if self.metric == TIMED[0] else f" --metric {self.metric}"
-        return f"nano ab {step.before} {step.after} {self.experiment}{metric}"
+        return f"nano ab {step.before} {step.after} {self.experiment}"
 
 
 def histories(
@@ -192,8 +191,7 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     """Compare runs with earlier runs of the same experiment, suite and machine.
 
-    Runs of `nano ab` are left out, because such a run is already a comparison. A case is missing
-    only if an earlier run with the same parameters has the case.
+    A case is missing only if an earlier run with the same parameters has the case.
 
     Args:
         store: Store with the runs.
@@ -202,7 +200,7 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     Returns:
         The comparison, or None if there is no earlier run.
     """
-    before = store.runs_before(run_ids, but="ab")
+    before = store.runs_before(run_ids)
     if not before:
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))

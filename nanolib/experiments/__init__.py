@@ -26,8 +26,5 @@ ALL["summary"] = partial(import_module, f"{__name__}.summary")
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the sections of the report: one per measuring notebook, and one for `nano ab`."""
-    from nanolib.report.regressions import AB_SECTION
-
-    views = (import_module(f"{__name__}.{name}.view") for name in MEASURING)
-    return (*(view.SECTION for view in views), AB_SECTION)
+    """Return the sections of the report, one per measuring notebook."""
+    return tuple(import_module(f"{__name__}.{name}.view").SECTION for name in MEASURING)

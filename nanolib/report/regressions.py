@@ -1,8 +1,7 @@
-"""Report changes between two versions, between runs, and over all runs of each case."""
+"""Report changes between runs, and over all runs of each case."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pandas as pd
 
@@ -11,20 +10,16 @@ from nanolib.compare.findings import (
     FAILED,
     MISSING,
     Comparison,
-    Line,
-    case_names,
-    cases_in,
 )
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS
 from nanolib.report.finding import Estimate, Finding, comparing
-from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
+from nanolib.report.overview import machine_name, strip_shared_words
 from nanolib.report.plot import plot
-from nanolib.report.section import CaseTable, Part, Section
+from nanolib.report.section import Part
 from nanolib.report.theme import Drawing, hues
 from nanolib.stats.changes import LEAST_HISTORY
-from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, Verdict, paired_levels
-from nanolib.stats.intervals import Interval
+from nanolib.stats.compare import MARGIN, Kind
 
 _HUES = {
     Kind.REGRESSED: "c2",
@@ -67,52 +62,6 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
     if found:
         charts["history"] = history_chart(found)
     return Part("changes", "What changed?", verdict, charts, tables)
-
-
-def ab_comparison(rows: pd.DataFrame) -> Comparison:
-    """Return the comparison that `nano ab` stored, with a note that names A and B."""
-    lines, versions, threshold = [], [], THRESHOLD
-    rows = pick(of_experiment(rows, "ab"), "ratio")
-    names = case_names(cases_in(rows))
-    for row in rows.to_dict("records"):
-        details, ratio = row["details"], row["estimate"]
-        interval = Interval(row["low"], ratio, row["high"])
-        p, effect = details["p"], details["minimum_detectable_effect"]
-        verdict = Verdict(details["kind"], ratio, interval, p, effect, interval, p)
-        levels = paired_levels(details["base_ms"], details["current_ms"], ratio)
-        evidence = f"{row['n']} pairs in {len(details['generations'])} pairs of processes"
-        case = names[row["experiment"], row["case_id"]]
-        lines.append(Line("", case, row["scope"], verdict.kind, *levels, verdict, evidence))
-        versions.append(f"A is {details['a']}, B is {details['b']}")
-        threshold = details["threshold"]
-    if len(set(versions)) > 1:
-        pairs = zip(lines, versions, strict=True)
-        lines = [replace(line, message=f"{line.message}, {both}") for line, both in pairs]
-        versions = [f"A and B of {len(set(versions))} comparisons"]
-    return Comparison(tuple(lines), True, threshold, noise=versions[:1] or [""])
-
-
-@cached
-def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return the findings of `nano ab`."""
-    found = ab_comparison(rows)
-    if not found.lines:
-        return [Finding("No two versions were compared", next_step="run nano ab HEAD~1 .")]
-    drift = "Blocks of A and B were interleaved and paired, so machine drift affects both equally"
-    next_step = "run nano ab with other revisions to find the commit"
-    return [_counts(found, *found.noise), *_changed(found), Finding(drift, next_step=next_step)]
-
-
-def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each timing that `nano ab` compared, with the columns of `Line.to_dict`."""
-    table = pd.DataFrame([line.to_dict() for line in ab_comparison(rows).lines])
-    return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
-
-
-def ab_ratio(rows: pd.DataFrame) -> Drawing:
-    """Draw the ratio of two versions with its interval for each case."""
-    found = ab_comparison(rows)
-    return comparison_chart(found, "Ratio of two versions", f"{found.noise[0]}.")
 
 
 def comparison_verdict(found: Comparison) -> list[Finding]:
@@ -255,25 +204,3 @@ def _by_name(found: list[History]) -> dict[str, History]:
         machine = f"{machine_name(one.machine_id)}: " if several else ""
         named[machine + f"{one.experiment} {one.case} {one.scope}".strip()] = one
     return named
-
-
-AB_SECTION = Section(
-    "ab",
-    "Which of two versions is slower?",
-    {"ab_ratio": ab_ratio},
-    {
-        "All cases": CaseTable(
-            ab_table,
-            {
-                "case": "Case",
-                "metric": "Timing",
-                "finding": "Verdict",
-                "ratio": "B / A [95 %]",
-                "base": "A (ms)",
-                "current": "B (ms)",
-                "message": "Measured in",
-            },
-        )
-    },
-    ab_verdict,
-)

@@ -159,7 +159,7 @@ class Reader(Connection):
         )
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
-    def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
+    def runs_before(self, run_ids: Iterable[str]) -> list[str]:
         """Return the IDs of the runs that precede the given runs.
 
         A run is preceded by the last earlier run with the status `done`, the same experiment, suite
@@ -167,18 +167,17 @@ class Reader(Connection):
 
         Args:
             run_ids: IDs of the runs.
-            but: Name of an experiment to leave out.
         """
         query = (
             "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
-            " WHERE runs.run_id = ? AND experiment != ? AND before.status = 'done'"
+            " WHERE runs.run_id = ? AND before.status = 'done'"
             " AND (before.started, before.rowid) < (runs.started, runs.rowid)"
             " AND EXISTS (SELECT case_id FROM measurements WHERE run_id = before.run_id"
             " AND json_extract(factors, '$.ceiling') IS NULL"
             " INTERSECT SELECT case_id FROM measurements WHERE run_id = runs.run_id)"
             " ORDER BY before.started DESC, before.rowid DESC LIMIT 1"
         )
-        found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
+        found = (self.connection.execute(query, (run_id,)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
 
     def resolve(self, name: str) -> list[str]:

@@ -57,8 +57,8 @@ def ab(tmp_path, monkeypatch):
     monkeypatch.setattr("nanolib.ab.schedule.WARM_UP_S", 0.01)  # the clock is the function's own
 
     def call(*arguments, budget="3s"):
-        files = ["--output", tmp_path / "out", "--json", tmp_path / "f.json"]
-        return invoked("ab", "--budget", budget, *files, *arguments, env={"NANOLIB_OUTPUT": None})
+        monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "out"))
+        return invoked("ab", "--budget", budget, "--json", tmp_path / "f.json", *arguments)
 
     return call
 

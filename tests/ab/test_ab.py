@@ -24,8 +24,6 @@ from nanolib.ab.versions import Version, checked_out
 from nanolib.cli.ab import _agree
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
-from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
-from nanolib.store import Store
 
 from .conftest import WORK, Repository
 
@@ -41,29 +39,11 @@ def test_a_slower_revision_regressed(repository, compared, tmp_path):
     repository.commit("slow", cost=33_000_000)
     markdown = tmp_path / "f.md"
     ended, line = compared("base", "slow", "--markdown", markdown, budget="30s")
-    assert ended.exit_code == 1 and "measured in turns" in ended.output
+    assert ended.exit_code == 1
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
     assert "in 20 pairs of processes" in line["message"]
     assert "| regressed | call | work:run | latency, ms |" in markdown.read_text()
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        rows = store.measurements(samples=True)
-    (row,) = ab_table(rows).to_dict("records")
-    assert row["finding"] == "regressed" and "in 20 pairs of processes" in row["message"]
-    versions, changed, _ = map(str, ab_verdict(rows))
-    assert versions.startswith("A is base (") and changed.startswith("work:run regressed")
-    assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
-
-
-def test_a_rate_is_better_when_higher(repository, compared, tmp_path):
-    repository.commit("slow", cost=40_000_000)
-    ended, line = compared("base", "slow", "--metric", "tokens_per_second")
-    assert ended.exit_code == 1
-    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(0.75))
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        (ratio,) = store.measurements().query("metric == 'ratio'").to_dict("records")
-    ends = [ratio[end] for end in ("low", "estimate", "high")]
-    assert ends == pytest.approx([4 / 3] * 3)  # of times
 
 
 def test_equal_versions_run_in_turns_and_in_fresh_processes_and_are_equivalent(
@@ -191,21 +171,9 @@ def test_a_submodule_is_part_of_each_version(repository, tmp_path, compared):
     assert line["finding"] == "equivalent", line
 
 
-def test_a_repository_of_another_user_is_refused_in_gits_own_words(repository, ab, monkeypatch):
-    refusal = "fatal: detected dubious ownership; call git config --add safe.directory"
-
-    def git(*_, **__):
-        return SimpleNamespace(returncode=128, stderr=refusal, stdout="")
-
-    monkeypatch.setattr("nanolib.ab.versions.subprocess.run", git)
-    ended = ab("base", ".", "--call", "work:run")
-    assert ended.exit_code == 2 and refusal in ended.output
-
-
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     repository.commit("slow", SLOW)
-    asked = ["ab", "base", "slow", "--call", "work:run", "--output", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "nanolib.cli", *asked]
+    command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run"]
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     nano = psutil.Popen(command, **options)
     assert "A is base" in nano.stderr.readline()
@@ -250,9 +218,9 @@ run_ab(Spec(("base", "slow"), Path(), functions=["work:run"]), Settings(), print
 
 
 def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):
-    edit = f"open({str(repository.folder / 'other.py')!r}, 'w').write('x = 1')"
+    edit = f"open({str(repository.folder / 'work.py')!r}, 'a').write('x = 1\\n')"
     text = WORK.replace("{cost}", "30_000_000").replace("global now", f"global now\n    {edit}")
-    (repository.folder / "work.py").write_text(text)
+    repository.commit("edits", text)
     ended = ab("base", ".", "--call", "work:run")
     assert ended.exit_code == 2 and "were edited during the measurement" in ended.output
     assert not (tmp_path / "out").exists()
@@ -274,20 +242,21 @@ def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_is_va
 
 
 @pytest.mark.notebook
-def test_a_deterministic_metric_is_compared_without_timing(ab, monkeypatch):
+def test_a_case_of_a_notebook_is_timed_in_both_versions(ab, tmp_path, monkeypatch):
     monkeypatch.chdir(checkout())
-    small = ("seq_lens=[32]", "num_heads=1", "attention_types=[dense]", "backward=false")
-    pairs = [f"-p{pair}" for pair in small]
-    ended = ab(".", ".", "attention", *pairs, "--metric", "flops")
-    assert ended.exit_code == 0, ended.output
-    assert "each version ran once, in its own process" in ended.output
+    small = ["seq_lens=[32]", "attention_types=[dense]", "backward=false", "quality_patterns=[]"]
+    ended = ab(".", ".", "attention", *(f"-p{one}" for one in small))
+    assert ended.exit_code in (0, 1), ended.output  # two pairs of processes decide little
+    lines = json.loads((tmp_path / "f.json").read_text())["lines"]
+    assert {line["metric"] for line in lines} == {"latency forward"}
+    assert all("pairs of processes" in line["message"] for line in lines)
 
 
 def test_a_case_of_one_version_is_a_finding(tmp_path, monkeypatch):
     of_a, of_b = ({name: {"name": name} for name in names} for names in ("ab", "cbd"))
     monkeypatch.setattr(spec, "_listed_cases", lambda *_: [of_a, of_b])
     versions = [Version(".", "", tmp_path, Path())] * 2
-    (task,), lines = Spec((".", "."), tmp_path, [("attention", {})]).tasks(versions, 60)
+    (task,), lines = Spec((".", "."), tmp_path, [("attention", {})]).tasks(versions)
     assert (task.experiment, task.case_id, task.case) == ("attention", "b", "b")
     assert [request["case_id"] for request in task.requests] == ["b", "b"]
     assert [(line.case, line.finding, line.message) for line in lines] == [

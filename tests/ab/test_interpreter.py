@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nanolib.ab.versions import Interpreter, inspect_interpreter, titles
-from nanolib.store import Store
+from nanolib.ab.versions import inspect_interpreter
+from nanolib.cli.ab import _split_names
+from nanolib.measurement import BadInput
 from tests.processes import new_environment
 
 from .conftest import WORK
@@ -27,18 +28,16 @@ def _environment(folder, version, cost):
 
 
 def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, compared, tmp_path):
-    Path("work.py").write_text(PLANTED)
+    Path("work.py").write_text(PLANTED)  # an edit of the working tree
+    revision = repository.git("rev-parse", "--short", "HEAD").strip()
     base = _environment(tmp_path / "base", "1.0", 30_000_000)
     slow = _environment(tmp_path / "slow", "2.0", 33_000_000)
     ended, line = compared("--python", base, "--python", slow, budget="6s")
     assert ended.exit_code == 1 and "A → B: planted 1.0 → 2.0" in ended.output
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
+    assert f"A is . ({revision}+) with {base}, B is . ({revision}+) with {slow};" in ended.output
     found = json.loads((tmp_path / "f.json").read_text())
-    with Store(tmp_path / "out" / "results.sqlite") as store:
-        (params,) = store.runs()["params"]
-        (details,) = store.measurements().query("metric == 'ratio'")["details"]
-    assert found["differ"] == params["differ"] == ["planted 1.0 → 2.0"]
-    assert details["a"].endswith(" with planted 1.0") and details["b"].endswith(" with planted 2.0")
+    assert found["differ"] == ["planted 1.0 → 2.0"]
 
 
 def test_modules_of_the_working_folder_are_not_imported(monkeypatch, tmp_path):
@@ -47,9 +46,10 @@ def test_modules_of_the_working_folder_are_not_imported(monkeypatch, tmp_path):
     assert inspect_interpreter(sys.executable).packages["python"].startswith("3.")
 
 
-def test_titles_name_what_differs_and_not_too_much():
-    base = {f"p{at}": "1" for at in range(5)}
-    a, b = Interpreter("x", base), Interpreter("y", dict.fromkeys(base, "2"))
-    assert titles(a, b) == ("p0 1, p1 1, p2 1 and 2 more", "p0 2, p1 2, p2 2 and 2 more")
-    assert titles(a, Interpreter("z", base | {"q": "3"})) == ("q none", "q 3")
-    assert titles(a, a) == ("the first interpreter", "the second interpreter")
+def test_with_interpreters_a_name_is_a_revision_unless_it_is_a_notebook():
+    pythons = ("a", "b")
+    assert _split_names((), pythons) == ((".", "."), ())
+    assert _split_names(("main", "model"), pythons) == (("main", "main"), ("model",))
+    assert _split_names(("attention", "one", "two"), pythons) == (("one", "two"), ("attention",))
+    with pytest.raises(BadInput, match="'three' is a third name"):
+        _split_names(("one", "two", "three"), pythons)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -36,7 +37,7 @@ def version(tmp_path):
 
 
 def _asked(process, function="run"):
-    return process.ask(do="function", function=f"work:{function}", setup="", rows=False)
+    return process.ask(do="function", function=f"work:{function}", setup="")
 
 
 def _parent(process):
@@ -52,7 +53,7 @@ def _serve_once(processes):
 
 def test_all_but_the_first_are_forked_from_one_process_which_is_replaced(version, monkeypatch):
     monkeypatch.setattr("nanolib.ab.processes.CHILDREN", 2)
-    with Processes([version, version], 60, fork=True) as sides:
+    with Processes([version, version], fork=True) as sides:
         first = sides.renew()
         assert not any(process.is_forked for process in first)
         _serve_once(first)
@@ -70,7 +71,7 @@ def test_all_but_the_first_are_forked_from_one_process_which_is_replaced(version
 def test_what_all_versions_imported_is_imported_before_the_next_are_forked(tmp_path):
     imports = {"one": "import netrc, wave", "two": "import wave, netrc, colorsys"}
     works = {name: f"def run():\n    {line}\n" for name, line in imports.items()}
-    with Processes(_versions(tmp_path, **works), 60, fork=True) as sides:
+    with Processes(_versions(tmp_path, **works), fork=True) as sides:
         first = sides.renew()
         assert not any("wave" in process.ask(do="imports")["modules"] for process in first)
         _serve_once(first)
@@ -79,39 +80,57 @@ def test_what_all_versions_imported_is_imported_before_the_next_are_forked(tmp_p
             assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
 
 
+SETS = "the code sets environment variables"
+ON_GPU = """
+import sys, types
+def synchronize(): pass
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules["torch"].cuda = types.SimpleNamespace(
+    is_initialized=lambda: True, synchronize=synchronize)
+"""
+
+
 @pytest.mark.parametrize(
-    ("text", "forks"),
+    ("text", "reason"),
     [
-        ("import os\nos.environ['WHO'] = '1'\ndef run(): pass", False),
-        ("import os\ndef run(): os.environ.setdefault('WHO', '1')", False),
-        ("import sets_variables\ndef run(): pass", True),  # its import before the fork does so too
+        ("import os\nos.environ['WHO'] = '1'", SETS),
+        ("import os\ndef run(): os.environ.setdefault('WHO', '1')", SETS),
+        ("import sets_variables", ""),  # its import before the fork does so too
+        (ON_GPU, "the code uses a GPU"),
+        ("import library", "a package imports own of this repository"),
     ],
 )
-def test_code_that_sets_variables_imports_by_itself(tmp_path, monkeypatch, text, forks):
+def test_code_that_a_fork_would_change_imports_by_itself(tmp_path, monkeypatch, text, reason):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # both versions import from it
     (tmp_path / "sets_variables.py").write_text("import os\nos.environ['BY_A_LIBRARY'] = '1'")
+    (tmp_path / "library.py").write_text("try:\n    import own\nexcept ImportError:\n    pass\n")
     logged = []
-    versions = _versions(tmp_path, a=text) * 2
-    with Processes(versions, 60, fork=True, log=logged.append) as sides:
+    versions = _versions(tmp_path, a=f"def run(): pass\n{text}") * 2
+    (versions[0].root / "own.py").touch()
+    with Processes(versions, fork=True, log=logged.append) as sides:
         _serve_once(sides.renew())
-        assert [process.is_forked for process in sides.renew()] == [forks] * 2
-    assert ["sets environment variables" in line for line in logged] == [True] * (not forks)
+        processes = sides.renew()
+        assert [process.is_forked for process in processes] == [not reason] * 2
+        # Threads of code on CPUs stay on their cores, forked or not.
+        environments = [psutil.Process(process._pid).environ() for process in processes]
+        assert ["OMP_PROC_BIND" in one for one in environments] == ["GPU" not in reason] * 2
+    assert [line.partition(", so")[0] for line in logged] == [reason] * bool(reason)
 
 
 def test_how_a_forked_version_ended_is_told(version):
-    with ForkServer(60) as server:
-        with VersionProcess(version, 60, server) as process:
+    with ForkServer() as server:
+        with VersionProcess(version, server) as process:
             assert "timing" in _asked(process, "dies")
             with pytest.raises(VersionDied, match="the process exited with code 7"):
                 process.time_block(1, keep=True)
-        with VersionProcess(version, 60, server) as process:
+        with VersionProcess(version, server) as process:
             os.kill(process._pid, signal.SIGSEGV)
             with pytest.raises(VersionDied, match="was killed by SIGSEGV"):
                 _asked(process)
 
 
 def test_a_fork_server_that_is_killed_is_one_line(version):
-    with Processes([version], 60, fork=True) as sides:
+    with Processes([version], fork=True) as sides:
         _serve_once(sides.renew())
         (process,) = sides.renew()
         child = psutil.Process(process._pid)
@@ -125,14 +144,18 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
 
 def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypatch):
     work = "from pkg import WHO\ndef run():\n    raise RuntimeError(WHO)\n"
-    *versions, main = _versions(tmp_path, a=work, b=work, main=work)
-    for version in (*versions, main):
+    made = _versions(tmp_path, a=work, b=work, main=work)
+    for version in made:
         (version.root / "lib").mkdir()
         (version.root / "lib" / "pkg.py").write_text(f"WHO = {version.name!r}\n")
+    versions = [replace(version, top=tmp_path / "main") for version in made[:2]]
     monkeypatch.setenv("PYTHONPATH", "lib")
-    monkeypatch.chdir(main.root)
-    with Processes(versions, 60, fork=True) as sides:
-        for process in sides.renew():
-            _asked(process)
-            with pytest.raises(VersionDied, match=f": {process.version.name}$"):
-                process.time_block(1, keep=True)
+    monkeypatch.chdir(tmp_path / "main")
+    monkeypatch.syspath_prepend(tmp_path / "main" / "lib")  # as Python does in a fresh `nano`
+    with Processes(versions, fork=True) as sides:
+        for expected_forks in (False, True):
+            for process in sides.renew():
+                _asked(process)
+                assert process.is_forked == expected_forks
+                with pytest.raises(VersionDied, match=f": {process.version.name}$"):
+                    process.time_block(1, keep=True)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,18 +15,18 @@ from nanolib.ab.children import VersionDied
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.run import lines_of
 from nanolib.ab.schedule import (
-    _compare,
     _judge,
     _run_task,
+    _run_tasks,
     block_calls,
+    compare_pairs,
     compare_versions,
     ends_after,
     is_precise_enough,
-    precise_enough,
 )
 from nanolib.ab.spec import Spec
-from nanolib.stats.compare import paired_levels
-from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
+from nanolib.stats.compare import THRESHOLD, paired_levels
+from nanolib.stats.signed_ranks import capped_centre
 
 TASK = Task("call", "c1", {"name": "work:run"}, ({}, {}))
 
@@ -39,10 +40,9 @@ def _series(ratios, blocks=5):
 def test_a_pair_of_processes_is_the_datum_if_there_are_enough():
     ratios = [1.0, 1.1, 0.9, 1.2, 1.05, 1.15]
     both = _series(ratios[:3]) + _series(ratios[3:])
-    a, b = both.data()
-    assert list(a) == [1] * 6 and list(b) == pytest.approx(ratios)
+    assert list(both.ratios) == pytest.approx(ratios)
     assert str(both) == "30 pairs in 6 pairs of processes"
-    assert [len(blocks) for blocks in _series(ratios[:5]).data()] == [25, 25]
+    assert both.by_process and not _series(ratios[:5]).by_process
 
 
 @pytest.mark.parametrize(("call_ms", "calls"), [(100, 1), (13, 2), (5, 4), (1e-6, 10_000)])
@@ -58,17 +58,10 @@ def test_it_ends_before_it_takes_more_than_the_budget(number, spent_s, ends):
     assert ends_after(number, spent_s, 60) == ends
 
 
-def test_a_pair_of_processes_is_precise_enough_at_its_share_of_the_precision():
-    a, b = np.random.default_rng(2).lognormal(0, 0.1, (2, 20))
-    low, _, high = hodges_lehmann(np.log(b / a))
-    just = (high - low) / 2 / 20**0.5  # of twenty pairs of processes
-    assert precise_enough(a, b, just * 1.001) and not precise_enough(a, b, just * 0.999)
-
-
 def test_a_case_is_done_when_each_interval_is_narrow_and_rests_on_twenty_pairs_of_processes():
     rng = np.random.default_rng(4)
     narrow, wide = (_series(np.exp(rng.normal(0, spread, 20))) for spread in (0.001, 0.1))
-    low, _, high = capped_centre(np.log(wide.data()[1]))
+    low, _, high = capped_centre(np.log(wide.ratios))
     just = (high - low) / 2
     for blocks, rel_ci, is_done in (
         ({"": narrow}, 0.01, True),
@@ -86,9 +79,9 @@ def test_tasks_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     results = [TaskResult(TASK, {"forward": slow, "backward": few}), TaskResult(TASK, {"": slow})]
     _judge(results, Settings())
     assert [list(result.verdicts) for result in results] == [["forward"], [""]]
-    alone, found = _compare(slow, Settings()), results[0].verdicts["forward"]
+    alone, found = compare_pairs(slow, THRESHOLD), results[0].verdicts["forward"]
     assert found.raw_p == alone.p and found.p == pytest.approx(2 * alone.p)
-    (line,) = lines_of(results[1], "latency", Settings())
+    (line,) = lines_of(results[1], THRESHOLD)
     assert line.current / line.base == pytest.approx(found.ratio)  # that of the medians is another
     assert np.median(slow.b) / np.median(slow.a) != pytest.approx(found.ratio)
 
@@ -122,17 +115,25 @@ class _Version:
         return [self.phases * 100, *[warm] * (calls - 1)]  # the first call is cold
 
 
-@pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (1e6, [10] * 20)])
-def test_pairs_are_timed_till_the_sum_of_the_phases_is_precise(monkeypatch, budget_s, blocks):
-    sides = _Version([2.0, 3.0], 0.0), _Version([2.0, 3.5], 1.0)
-    running = SimpleNamespace(processes=sides, renew=lambda: sides)
+@pytest.fixture
+def sides(monkeypatch):
+    """Processes of A and B whose phases take 2 and 3 ms, and 2 and 3.5 ms; a look at the clock takes a second."""
+    both = _Version([2.0, 3.0], 0.0), _Version([2.0, 3.5], 1.0)
+    running = SimpleNamespace(processes=both, renew=lambda: both)
     monkeypatch.setattr(schedule, "Processes", lambda *_, **__: contextlib.nullcontext(running))
     monkeypatch.setattr(schedule, "WARM_UP_S", 0.0)
-    clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second per look
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr(schedule, "time", clock)
-    versions = [SimpleNamespace(environment="")] * 2
-    task = replace(TASK, requests=({"do": "case"},) * 2)
-    (result,) = compare_versions(versions, [task], Settings(budget_s=budget_s))
+    return both
+
+
+HERE = [SimpleNamespace(is_here=True)] * 2
+CASE = replace(TASK, requests=({"do": "case"},) * 2)
+
+
+@pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (700.0, [10] * 20)])
+def test_a_window_of_blocks_is_timed_in_each_pair_of_processes(sides, budget_s, blocks):
+    (result,) = compare_versions(HERE, [CASE], Settings(budget_s=budget_s))
     assert [side.kept for side in sides] == [[4] * sum(blocks)] * 2  # 4 calls of 5.5 ms
     assert {name: found.generations for name, found in result.blocks.items()} == {
         "forward": blocks,
@@ -146,6 +147,40 @@ def test_pairs_are_timed_till_the_sum_of_the_phases_is_precise(monkeypatch, budg
     assert set(result.verdicts) == {"forward", "backward", "total"}
 
 
+def test_a_case_that_ends_early_leaves_its_budget_to_no_other(monkeypatch):
+    now, rng = [0.0], np.random.default_rng(0)
+    results = [TaskResult(replace(TASK, case_id=name)) for name in "ab"]
+
+    def run_task(_sides, result, _window_s):
+        now[0] += 2
+        ratio = np.exp(rng.normal(0, 0.5 * (result is results[1])))
+        result.add({"": Pairs([1.0], [ratio], [1])})
+        return True
+
+    monkeypatch.setattr(schedule, "_run_task", run_task)
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    _run_tasks(SimpleNamespace(processes=[1], renew=list), results, Settings(budget_s=61))
+    assert [len(one.blocks[""].a) for one in results] == [20, 30]
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "factors", "forks", "binds"),
+    [(False, {}, True, True), (True, {}, True, False), (True, {"device": "cuda:0"}, False, False)],
+)
+def test_a_function_may_be_forked_beside_a_gpu_and_a_case_on_it_is_not(
+    monkeypatch, has_driver, factors, forks, binds
+):
+    asked = {}
+    monkeypatch.setattr(Path, "exists", lambda _: has_driver)
+    monkeypatch.setattr(schedule, "sys", SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(schedule, "Processes", lambda *_, **how: asked.update(how) or stack())
+    monkeypatch.setattr(schedule, "_run_tasks", lambda *_: None)
+    stack = contextlib.nullcontext
+    experiment = "attention" if factors else "call"
+    compare_versions(HERE, [replace(TASK, experiment=experiment, factors=factors)], Settings())
+    assert (asked["fork"], asked["bound"]) == (forks, binds)
+
+
 @pytest.mark.parametrize(
     ("of_b", "ending"),
     [
@@ -157,7 +192,7 @@ def test_other_phases_are_an_error_of_b_and_a_failure_keeps_its_reason(of_b, end
     answers = {"timing": ["forward", "backward"], "last": True}, of_b
     sides = [SimpleNamespace(is_forked=True, ask=lambda one=one, **_: one) for one in answers]
     result = TaskResult(TASK)
-    assert not _run_task(sides, result, Settings(), 1.0)
+    assert not _run_task(sides, result, 1.0)
     assert result.endings == [("ok", ""), ending]
 
 
@@ -168,43 +203,42 @@ def _row(metric, estimate, scope="forward"):
 BAD, OK = ("error", "why"), ("ok", "note")
 FEW = {"x": Pairs([1.0, 2.0, 4.0], [2.0, 3.0, 9.0], [3])}
 TOO_FEW = "3 pairs in 1 pairs of processes are too few; raise --budget"
-NOT_MEASURED = "the case does not measure this metric"
 
 
 @pytest.mark.parametrize(
-    ("endings", "blocks", "metric", "found"),
+    ("endings", "blocks", "found"),
     [
-        ([BAD, OK], FEW, "latency", ("", "new", "A: error: why")),
-        ([OK, OK], {}, "latency", ("", "inconclusive", "the case has no timed calls")),
-        ([OK, OK], {}, "peak_memory", ("peak_memory", "inconclusive", NOT_MEASURED)),
-        ([OK, OK], FEW, "latency", ("latency x", "inconclusive", TOO_FEW)),
+        ([BAD, OK], FEW, ("", "new", "A: error: why")),
+        ([OK, OK], {}, ("", "inconclusive", "the case has no timed calls")),
+        ([OK, OK], FEW, ("latency x", "inconclusive", TOO_FEW)),
     ],
 )
-def test_what_has_no_verdict_says_why_and_whose_failure_it_is(endings, blocks, metric, found):
+def test_what_has_no_verdict_says_why_and_whose_failure_it_is(endings, blocks, found):
     result = TaskResult(TASK, blocks, endings=endings)
-    (line,) = lines_of(result, metric, Settings())
+    (line,) = lines_of(result, THRESHOLD)
     assert (line.metric, line.finding, line.message) == found
     if blocks and not result.failures:  # the medians, although there are too few for a verdict
         assert (line.base, line.current) == pytest.approx((2.0, 3.0))
 
 
-def test_a_figure_that_changed_is_told_beside_the_times_and_one_that_did_not_only_if_asked():
+def test_each_counted_figure_that_changed_is_a_finding_beside_the_times():
     both = [
-        [_row("flops", flops), _row("bytes", 8.0), _row("bytes", None, "backward")]
+        [
+            _row("flops", flops),
+            _row("bytes", 8.0),
+            _row("bytes", None, "backward"),
+            _row("peak_memory", 8.0),
+            _row("peak_memory", 8 * flops, "backward"),
+        ]
         for flops in (1.0, 2.0)
     ]
     result = TaskResult(TASK, rows=both, blocks={"": _series([1.3, 1.31, 1.29, 1.32, 1.28, 1.3])})
     _judge([result], Settings())
-    flops, timing = lines_of(result, "latency", Settings())
-    assert (flops.metric, flops.finding, timing.finding) == (
-        "flops forward",
-        "changed",
-        "regressed",
-    )
-    (rate,) = lines_of(replace(result, rows=[[], []]), "tokens_per_second", Settings())
-    assert (rate.base, rate.current, rate.verdict.kind) == (None, None, "regressed")
-    found = lines_of(result, "bytes", Settings())
-    assert [line.finding for line in found] == ["changed", "equivalent"]
+    assert [(line.metric, line.finding) for line in lines_of(result, THRESHOLD)] == [
+        ("flops forward", "changed"),
+        ("peak_memory backward", "regressed"),
+        ("latency", "regressed"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -214,7 +248,7 @@ def test_a_figure_that_changed_is_told_beside_the_times_and_one_that_did_not_onl
 def test_all_tasks_share_the_time_and_the_most_it_takes_is_said_first(
     monkeypatch, tmp_path, total_s, share_s, duration
 ):
-    version = SimpleNamespace(title="v", written=dict)
+    version = SimpleNamespace(title="v", edits=str)
     said, given = [], []
     monkeypatch.setattr(run, "checked_out", lambda *_: contextlib.nullcontext([version] * 2))
     monkeypatch.setattr(run, "device_lock", lambda *_: contextlib.nullcontext())
@@ -239,7 +273,7 @@ def test_a_change_in_few_pairs_of_processes_is_one_only_if_each_pair_shows_it(ra
     result = TaskResult(TASK, {"": _series(ratios, 12)})
     _judge([result], Settings())
     assert result.verdicts[""].kind == found
-    (line,) = lines_of(result, "latency", Settings())
+    (line,) = lines_of(result, THRESHOLD)
     assert line.message.endswith("raise --budget") == (found == "suspect")
 
 
@@ -279,5 +313,5 @@ def test_a_call_that_fails_in_both_versions_fails_in_both(monkeypatch, first):
     order = SimpleNamespace(sample=lambda *_: (first, 1 - first))
     monkeypatch.setattr(schedule, "random", SimpleNamespace(Random=lambda: order))
     result = TaskResult(TASK)
-    assert not _run_task([Side(), Side()], result, Settings(), 60.0)
+    assert not _run_task([Side(), Side()], result, 60.0)
     assert result.endings == [("error", "the fortieth call")] * 2

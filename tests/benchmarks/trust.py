@@ -18,7 +18,7 @@ from scipy.stats import binomtest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.ab.pairs import Settings, Task
-from nanolib.ab.schedule import TIMED, _compare, compare_versions
+from nanolib.ab.schedule import TIMED, compare_pairs, compare_versions
 from nanolib.stats.compare import THRESHOLD, Kind
 from nanolib.stats.signed_ranks import hodges_lehmann
 from tests.benchmarks.parts.neighbors import busy_neighbors
@@ -101,8 +101,7 @@ def _print_rates(recordings, budget_s):
     for units in EFFECTS.values():
         pairs = [replay_ab(of, units, rng, budget_s) for of in drawn]
         verdicts, sharp = (
-            [_compare(one, Settings(threshold=threshold)) for one in pairs]
-            for threshold in (THRESHOLD, _SHARP)
+            [compare_pairs(one, threshold) for one in pairs] for threshold in (THRESHOLD, _SHARP)
         )
         found = {
             "nano ab": [is_called(one, units, CALLED) for one in verdicts],

@@ -158,7 +158,7 @@ RATE = "tokens_per_second"
     ("change", "metric", "command", "text"),
     [
         ((1.25, True, "a", "b"), "latency", "nano ab a b model", "+25.0% between a and b"),
-        ((0.8, True, "a", "b", 2), RATE, f"nano ab a b model --metric {RATE}", "in 2 runs so far"),
+        ((0.8, True, "a", "b", 2), RATE, "nano ab a b model", "in 2 runs so far"),
         (
             (1.2, True, "a", "a"),
             "latency",

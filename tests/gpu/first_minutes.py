@@ -3,7 +3,7 @@
 `python -m tests.gpu.first_minutes [PART ...]`. Parts run in order of worth, each in a process of its own with a limit: one that
 fails, breaks or hangs is written down, and the next one begins. What a part shows is written as it comes: `outputs/gpu/NAME.json`
 and the database `results.sqlite` with every row. Exit code 0 when all holds, 1 when something does not, 2
-without a GPU or where something is missing that everything needs.
+without a GPU.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nanolib import installed
 from nanolib.paths import LAUNCH_VARIABLE, output_folder
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer
@@ -69,11 +68,7 @@ def _keep(found, start, file):
 
 def main(arguments=None):
     """Run all parts and write them; see the module."""
-    if missing := installed.missing():
-        stops = bool({installed.EVERYTHING, installed.NVIDIA} & {*missing})
-        print(f"make gpu: {installed.in_a_line(missing, stops=stops)}", file=sys.stderr)
-        if stops:
-            return 2
+
     # so that the part that runs is stopped too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # so that the check for a GPU does not initialize one here, which the parts do

@@ -10,8 +10,7 @@ import psutil
 import pytest
 import torch
 
-from nanolib import installed
-from tests.gpu import alone, first_minutes
+from tests.gpu import alone
 from tests.gpu.page import ROOT
 from tests.gpu.parts import PARTS
 from tests.processes import ended, said
@@ -76,10 +75,3 @@ def test_without_a_gpu_it_says_what_it_would_do():
     done = ended(sys.executable, "-m", "tests.gpu.first_minutes", cwd=ROOT)
     assert done.returncode == 2 and "torch sees no NVIDIA GPU here" in done.stderr
     assert all(f"  {name}: " in done.stderr for name in PARTS)
-
-
-def test_what_is_not_installed_is_said_first(monkeypatch, capsys):
-    monkeypatch.setattr(installed, "missing", lambda: {installed.EVERYTHING: ["pydantic"]})
-    assert first_minutes.main([]) == 2
-    reason = "make gpu: not installed: pydantic (needed for everything); nothing was run;"
-    assert capsys.readouterr().err.startswith(reason)

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from torch import nn
 
 from nanolib import NanoConfig, create_model
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import fp8
 from nanolib.models.fp8.casts import EmulatedLinear, EmulatedProduct, recipe_of, round_to
 
@@ -183,3 +184,11 @@ def test_a_layer_runs_in_fp8_only_if_a_call_runs_it(monkeypatch, convert):
     assert set(rows) == converted - {"read"} and rows["once"] == 2 * rows["stack.layers.0.linear1"]
     with torch.no_grad():
         assert not torch.equal(model.stack(x), before)
+
+
+def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    monkeypatch.setattr(fp8, "native", lambda device: "")
+    model = nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16)
+    with pytest.raises(Unsupported, match="torchao is not installed"):
+        fp8.convert(model, "tensorwise", excluded_modules=(), emulate=False)

@@ -58,7 +58,6 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
         store.add(make_run(run_id, **rest))
     for of, found in {"g": "b", "b": "a", "a": "", "ghf": "be"}.items():
         assert store.runs_before(of) == [*found]
-    assert store.runs_before("gh", but="model") == ["b"]
 
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):

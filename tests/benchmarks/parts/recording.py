@@ -13,7 +13,6 @@ from nanolib.ab.pairs import Pairs, Settings
 from nanolib.ab.processes import CHILDREN, Processes
 from nanolib.ab.schedule import (
     FEWEST_PAIRS,
-    MIN_PAIRS,
     PROCESS_PAIRS,
     REL_CI,
     TIMED,
@@ -21,8 +20,6 @@ from nanolib.ab.schedule import (
     block_calls,
     ends_after,
     is_precise_enough,
-    next_look,
-    precise_enough,
 )
 from nanolib.ab.versions import checked_out
 from tests.ab.conftest import Repository
@@ -86,13 +83,13 @@ def request(work):
 def record(versions, work, loaded, seconds):
     """Both ways of collecting in turn, in processes that are often replaced."""
     generations, forks = [], []
-    with busy_neighbors(loaded), Processes(versions, 120, fork=True) as sides:
+    with busy_neighbors(loaded), Processes(versions, fork=True) as sides:
         end = time.monotonic() + seconds
         while time.monotonic() < end or len(generations) < PROCESS_PAIRS:
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:
-                process.ask(**request(work), rows=False)
+                process.ask(**request(work))
             call_ms = max(sum(process.time_block(2, keep=False)[-1]) for process in processes)
             forks.append((time.monotonic() - begun) * 2 / len(processes))
             calls = block_calls(call_ms)
@@ -172,10 +169,7 @@ def _two_versions(units, rng):
 
 
 def _replay_processes(generation, units, rng, budget_s):
-    """Take pairs of one pair of processes until they are precise enough or used up."""
+    """Take the pairs that one pair of processes measures within the budget."""
     a, b = (generation.pairs[version] * scale for version, scale in _two_versions(units, rng))
-    most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
-    while n < most and not precise_enough(a[:n], b[:n], REL_CI):
-        n = next_look(n)
-    n = min(n, most, len(a))
+    n = min(len(a), max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))))
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
