@@ -19,7 +19,7 @@ from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, inse
 
 _PRIVATE = ("process", "launch")  # Columns that an export leaves empty.
 _DROPPED = ("traceback", "corpus", "power_trace")  # JSON keys that an export leaves out.
-_FREE_TEXTS = ("label", "suite", "message", "interference")
+_FREE_TEXTS = ("label", "suite", "message", "interference", "source")
 # In other columns, only a path or the function of a user's module may contain a name.
 _PATH_OR_FUNCTION = re.compile(r"[/\\~]|\w:[A-Za-z_]")
 _HOME = re.compile(

@@ -66,8 +66,8 @@ def test_keys_and_words_of_nanolib_stay_if_they_are_the_name_of_a_user(monkeypat
     factors = {"attention_type": "dense", "name": "dense (flash)", "mode": "max-autotune"}
     row = {"factors": factors, "details": details, "scope": "over dense", "device": "cuda:0"}
     assert redact(row) == row
-    row = {"factors": {"model": f"{name}.models:build"}, "label": f"by {name}"}
-    assert redact(row) == {"factors": {"model": "user.models:build"}, "label": "by user"}
+    row = {"factors": {"model": f"{name}.models:build"}, "source": f"by {name}"}
+    assert redact(row) == {"factors": {"model": "user.models:build"}, "source": "by user"}
 
 
 # Before a name is added here: an export copies the column to other people.
