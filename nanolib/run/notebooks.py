@@ -75,7 +75,7 @@ class Command:
 
     @functools.cached_property
     def logs(self) -> Path:
-        """The folder with one log per job. The first use creates the folder."""
+        """The folder with the log and the parameters of each job. The first use creates the folder."""
         moment = time.strftime("%Y%m%d-%H%M%S")
         return make_folder(self.output / "logs" / f"{moment}-{self.token}")
 
