@@ -144,26 +144,22 @@ def show_comparison(
 def _echo_findings(table: Any) -> None:
     """Print one table per experiment, and below the tables the notes that their rows number."""
     notes = {"": ""}
-    for experiment, part in table.groupby("experiment", sort=False) if len(table) else ():
+    for _, part in table.groupby("experiment", sort=False) if len(table) else ():
         numbers = [notes.setdefault(text, str(len(notes))) for text in part["note"]]
-        _echo_cases(part.assign(note=numbers), experiment)
+        _echo_cases(part.assign(note=numbers))
     echo("", *(f"{number}: {note}" for note, number in notes.items() if note))
 
 
-def _echo_cases(table: Any, title: str = "") -> None:
-    """Print a table of cases, without empty columns, under the words that all its cases share.
-
-    Args:
-        table: Table with the column `case`.
-        title: Words that precede the shared words. A table with a title has one experiment.
-    """
+def _echo_cases(table: Any) -> None:
+    """Print a table of cases, without empty columns, under the words that all its cases share."""
     names = [name.split() for name in table["case"]]
     shared = [word for word in names[0] if all(word in name for name in names)]
     rest = [" ".join(word for word in name if word not in shared) for name in names]
     lines = table.assign(case=rest)
-    if title:
+    if lines["experiment"].nunique() == 1:
+        shared = [lines["experiment"].iloc[0], *shared]
         lines = lines.drop(columns="experiment")
-    echo("", f"all: {' '.join([title, *shared]).strip()}")
+    echo("", *([f"all: {' '.join(shared)}"] if shared else []))
     echo_table(lines.loc[:, lines.astype(bool).any()])
 
 

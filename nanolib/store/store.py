@@ -2,6 +2,7 @@
 
 import sqlite3
 import struct
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,8 @@ from nanolib.store.schema import (
 
 __all__ = ["Run", "Store"]
 
+_COMMIT_S = 1.0  # A kill loses at most the samples of the last second.
+
 
 class Store(Reader):
     """The database of all results, in one SQLite file.
@@ -43,6 +46,7 @@ class Store(Reader):
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self._power_samples: list[tuple[Any, ...]] = []
+        self._written_s = time.monotonic()
         super().__init__(path, create=create)
 
     def close(self) -> None:
@@ -123,7 +127,9 @@ class Store(Reader):
     def add_power_samples(
         self, samples: Iterable[Any], *, run_id: str = "", case_id: str = "", source: str = "power"
     ) -> None:
-        """Add power samples to a case. `commit_transaction` or `close` writes the samples.
+        """Add power samples to a case. nanolib writes the waiting samples at most once per second.
+
+        `commit_transaction` and `close` write all waiting samples.
 
         Args:
             samples: Mappings or objects with a time `t_s` on any clock, s, and with `watts` or
@@ -139,6 +145,8 @@ class Store(Reader):
         _check_run(self.connection, run_id)
         rows = [(run_id, case_id, source, *_power_row(sample)) for sample in samples]
         self._power_samples += rows
+        if time.monotonic() - self._written_s > _COMMIT_S:
+            self.commit_transaction()
 
     def commit_transaction(self) -> None:
         """Write all power samples that wait.
@@ -149,7 +157,7 @@ class Store(Reader):
         if self._power_samples:
             with self.transaction() as db:
                 insert_traces(db, "power_samples", self._power_samples)
-            self._power_samples = []
+        self._power_samples, self._written_s = [], time.monotonic()
 
     def forget_started(self, run_id: str) -> None:
         """Delete the `started` rows of a run that the user stopped, so that no attempt counts."""
