@@ -1,12 +1,13 @@
 """Runs and rows come back as they were stored."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, exact
-from nanolib.store import Store
+from nanolib.store import store as store_module
 from tests.store.rows import make_run
 
 
@@ -41,7 +42,8 @@ def test_whatever_a_run_and_a_measurement_hold_comes_back_as_it_was(store, text)
     assert list(store.machines().gpus) == [[{"name": "g"}]]
 
 
-def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
+def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store, monkeypatch):
+    monkeypatch.setattr(store_module, "_COMMIT_S", math.inf)
     store.add(make_run("a"))
     store.add(make_run("b"))
     store.add_power_samples([{"t_s": 1.25, "watts": 3.0, "low": 2.0, "high": 4.0}])
@@ -58,7 +60,9 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     assert _samples(store) == written
     with Store(store.path) as other:
         other.add_power_samples([{"t_s": 3.0, "watts": 1.0}])
-    assert _samples(store)[2:] == [("b", "", "power", 3_000_000, 1.0, None, None, None)]
+    monkeypatch.setattr(store_module, "_COMMIT_S", -1.0)  # as after a second
+    store.add_power_samples([{"t_s": 4.0, "watts": 1.0}])
+    assert [row[3] for row in _samples(store)[2:]] == [3_000_000, 4_000_000]
     with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
         store.add_power_samples([], run_id="nowhere")
 
