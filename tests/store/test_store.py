@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, exact
+from nanolib.store import Store
 from nanolib.store import store as store_module
 from tests.store.rows import make_run
 
