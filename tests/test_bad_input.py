@@ -137,7 +137,6 @@ WITHOUT_DATABASE = {
     "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 5; move the file away and measure again",
     "merge HERE/cut.sqlite": "cut.sqlite",
     "ab one": "revision: 'one' is given; give two",
-    "ab nowhere . --call json:dumps": "'nowhere' is not a commit",
 }
 PARAMS_FILES = {
     "date.yml": b"label: 2024-13-45",
