@@ -118,7 +118,6 @@ WITHOUT_DATABASE = {
     "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 6; name another file, or move the file away",
     "merge HERE/cut.sqlite": "cut.sqlite",
     "ab one": "revision: 'one' is given; give two",
-    "ab nowhere . --call json:dumps": "'nowhere' is not a commit",
 }
 FILES = {
     "empty.txt": b"",

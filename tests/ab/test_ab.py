@@ -171,7 +171,8 @@ def test_a_submodule_is_part_of_each_version(repository, tmp_path, compared):
     assert line["finding"] == "equivalent", line
 
 
-def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, number):
     repository.commit("slow", SLOW)
     command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run"]
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -180,7 +181,7 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     while not nano.children():
         time.sleep(0.01)
     assert len(repository.worktrees()) == 3
-    os.killpg(nano.pid, signal.SIGINT)
+    os.killpg(nano.pid, number)
     _, said = nano.communicate(timeout=60)
     assert nano.returncode == 130 and "nano: stopped" in said
     assert _is_clean(repository) and not (tmp_path / "out").exists()
