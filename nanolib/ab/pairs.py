@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from nanolib.compare.findings import case_name
-from nanolib.measurement import Direction, Status
+from nanolib.measurement import Status
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
@@ -26,7 +26,6 @@ class Settings:
     Attributes:
         threshold: Smallest change that counts as a regression or an improvement, as a fraction.
         budget_s: Time limit for one case, including process start-up, s.
-        direction: Whether lower or higher values of the metric are better.
         timeout_s: Time limit for one answer of a version, s.
         timed: Whether to time blocks. Without timing, each version runs every case once, and
             `nano ab` compares the rows.
@@ -35,7 +34,6 @@ class Settings:
 
     threshold: float = THRESHOLD
     budget_s: float = 60.0
-    direction: Direction = Direction.LOWER
     timeout_s: float = 300.0
     timed: bool = True
     total_s: float = math.inf
@@ -111,18 +109,6 @@ class Pairs:
         """
         ratios = self.ratios
         return self.by_process or max(min(ratios), 1 / max(ratios)) > 1 + threshold
-
-    def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples of A and B for a verdict.
-
-        Returns:
-            Two arrays with one value per pair of processes. A's values are 1, and B's values are
-            the median ratios of B to A. With too few pairs of processes, the arrays contain the
-            median times of all blocks, ms.
-        """
-        if not self.by_process:
-            return np.asarray(self.a), np.asarray(self.b)
-        return np.ones(len(self.generations)), self.ratios
 
     def __str__(self) -> str:
         """Return the numbers of block pairs and process pairs as text."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
+from nanolib.ab.pairs import Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import Version, checked_out
@@ -19,11 +19,10 @@ from nanolib.compare.findings import (
     case_names,
     worst_first,
 )
-from nanolib.compare.history import TIMED
-from nanolib.compare.runs import exact_lines
-from nanolib.measurement import BadInput, Direction, Measurement, Status
+from nanolib.compare.runs import figure_lines
+from nanolib.measurement import BadInput, Measurement, Status
 from nanolib.run.lock import device_lock
-from nanolib.stats.compare import Kind, Verdict, paired_levels
+from nanolib.stats.compare import Kind
 from nanolib.store.schema import Run
 
 
@@ -79,9 +78,9 @@ def run_ab(
                 "revision: files of the working tree were edited during the measurement; "
                 "run nano ab again"
             )
-    names = case_names((task.experiment, task.case_id, task.factors) for task in tasks)
+    names = case_names(("", task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
-        case = names[result.task.experiment, result.task.case_id]
+        case = names["", result.task.experiment, result.task.case_id]
         found = lines_of(result, spec.metric, settings)
         lines += [replace(line, case=case) for line in found]
     comparison = Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
@@ -108,10 +107,10 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
     of_a, of_b = (_figures(task, rows) for rows in result.rows)
     lines = [
         each
-        for each in exact_lines(of_a, of_b, settings.threshold)
+        for each in figure_lines(of_a, of_b, settings.threshold)
         if each.finding == CHANGED or each.metric.split()[0] == metric
     ]
-    if metric not in TIMED:
+    if metric != "latency":
         return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this metric")]
     for scope, pairs in result.blocks.items():
         verdict = result.verdicts.get(scope)
@@ -121,28 +120,22 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
             is_few = kind == Kind.SUSPECT and not pairs.by_process
             advice = "raise --budget" if is_few else ""
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
-        # A rate is work divided by time, and only the version itself can count the work of a call.
-        # For a rate, the line therefore contains only the change.
-        levels = _levels(pairs, verdict) if metric == "latency" else {}
-        lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
+        base = float(np.median(pairs.a))
+        # Slow pairs move the medians of both versions, so B's time follows from the verdict's ratio.
+        current = base * verdict.ratio if verdict else float(np.median(pairs.b))
+        ends = {"base": base, "current": current}
+        lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **ends))
     return lines or [line(Kind.INCONCLUSIVE, message="the case has no timed calls")]
 
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
-    """Return the rows of one version by metric, scope and method, for `exact_lines`."""
+    """Return the rows of one version by metric, scope and method, for `figure_lines`."""
     shared = {"experiment": task.experiment, "factors": task.factors}
     return {
         (row["metric"], row["scope"], row["method"]): row | shared
         for row in rows
         if row["estimate"] is not None
     }
-
-
-def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
-    """Return a time of A and a time of B, ms, whose ratio is the ratio of the verdict."""
-    ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
-    base, current = paired_levels(pairs.a, pairs.b, ratio)
-    return {"base": base, "current": current}
 
 
 def to_run(result: AbResult, spec: Spec, label: str) -> Run:
@@ -158,7 +151,7 @@ def to_run(result: AbResult, spec: Spec, label: str) -> Run:
     titles = dict(zip("ab", spec.titles_of(result.versions), strict=True))
     rows = {}
     for one in result.results:
-        measured = list(_ratio_rows(one, spec.metric, titles))
+        measured = list(_ratio_rows(one, titles))
         status = Status.OK if measured and not one.failures else Status.ERROR
         ending = Measurement("case_duration", status=status, message=one.failures)
         factors = {"experiment": one.task.experiment, **one.task.factors}
@@ -176,18 +169,12 @@ def to_run(result: AbResult, spec: Spec, label: str) -> Run:
     )
 
 
-def _ratio_rows(
-    result: TaskResult, metric: str, titles: Mapping[str, str]
-) -> Iterator[Measurement]:
+def _ratio_rows(result: TaskResult, titles: Mapping[str, str]) -> Iterator[Measurement]:
     """Yield the ratio of B's time to A's time, for each scope that has a verdict."""
     for scope, verdict in result.verdicts.items():
         pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
-        # A ratio of rates is the inverse of the ratio of times.
-        if verdict.direction is Direction.HIGHER:
-            low, ratio, high = 1 / high, 1 / ratio, 1 / low
         details = {
-            "metric": metric,
             "kind": verdict.kind,
             "p": verdict.p,
             "threshold": verdict.threshold,

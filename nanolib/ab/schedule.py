@@ -25,10 +25,10 @@ from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import Pairs, Request, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
-from nanolib.measurement import Direction, Status
+from nanolib.measurement import Status
 from nanolib.stats.compare import Kind, Verdict, compare_paired, compare_processes, judge_together
-from nanolib.stats.intervals import Interval, TooFewSamples
-from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
+from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
+from nanolib.stats.signed_ranks import hodges_lehmann
 
 # Numbers of block pairs in a pair of processes: the number before `nano ab` first checks the
 # precision, the largest number, and the smallest number if time is short.
@@ -94,11 +94,9 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
 
 
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
-    how = {"threshold": settings.threshold, "direction": settings.direction}
-    a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # For equal work, time is 1 / rate.
-        a, b = 1 / a, 1 / b
-    return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
+    if pairs.by_process:
+        return compare_processes(pairs.ratios, threshold=settings.threshold)
+    return compare_paired(pairs.a, pairs.b, threshold=settings.threshold)
 
 
 def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings) -> None:
@@ -151,7 +149,7 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     """
     return bool(blocks) and all(
         len(pairs.generations) >= SURE_PROCESS_PAIRS
-        and _half_width(capped_centre(np.log(pairs.data()[1]))) <= rel_ci
+        and _half_width(median_interval(np.log(pairs.ratios))) <= rel_ci
         for pairs in blocks.values()
     )
 

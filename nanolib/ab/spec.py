@@ -11,7 +11,6 @@ from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Task
 from nanolib.ab.versions import Interpreter, Version, titles
 from nanolib.compare.findings import MISSING, NEW, Line, case_name, describe_differences
-from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput
 
@@ -44,8 +43,8 @@ class Spec:
     interpreters: tuple[Interpreter, Interpreter] | None = None
 
     def __post_init__(self) -> None:
-        if self.metric not in (*TIMED, *COUNTED):
-            allowed = ", ".join((*TIMED, *COUNTED))
+        if self.metric not in ("latency", *COUNTED):
+            allowed = ", ".join(("latency", *COUNTED))
             raise BadInput(f"--metric: {self.metric!r} cannot be compared; use one of {allowed}")
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")

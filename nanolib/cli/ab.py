@@ -19,7 +19,7 @@ from nanolib.cli.common import (
     pairs_option,
 )
 from nanolib.cli.compare import findings, show_comparison
-from nanolib.measurement import METRICS, BadInput, shown
+from nanolib.measurement import BadInput, shown
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -49,9 +49,7 @@ _TIME = {"type": SECONDS, "metavar": "SECONDS"}
     metavar="FILE",
     help="Interpreter of a version, once for A and once for B. Default: this interpreter.",
 )
-@option(
-    "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
-)
+@option("--metric", "latency", "Metric to compare: latency, peak_memory, flops, ...")
 @option("--budget", "50s", "Time limit per case, including process start-up.", **_TIME)
 @option("--total", None, "Time limit for all cases, in equal shares. Default: no limit.", **_TIME)
 @option("--timeout", "300s", "Time limit for a single response from one version.", **_TIME)
@@ -86,7 +84,6 @@ def ab(
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab, to_run
-    from nanolib.compare.history import TIMED
     from nanolib.run.params import Params
 
     Params(label=label)  # A label that is not valid raises BadInput.
@@ -94,9 +91,8 @@ def ab(
     settings = Settings(
         threshold,
         budget,
-        direction=METRICS[metric].direction,
         timeout_s=timeout,
-        timed=metric in TIMED,
+        timed=metric == "latency",
         total_s=total or math.inf,
     )
     result = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)

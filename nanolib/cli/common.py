@@ -132,12 +132,11 @@ def compact(table: pd.DataFrame, notes: dict[str, str]) -> tuple[str, pd.DataFra
     Returns:
         The words that all cases share, and the table.
     """
+    from nanolib.compare.findings import share_words
+
     width = shutil.get_terminal_size((120, 0)).columns
-    names = [name.split() for name in table["case"]]
-    shared = [word for word in names[0] if all(word in name for name in names)]
-    table = table.assign(
-        case=[" ".join(word for word in name if word not in shared) for name in names]
-    )
+    shared, names = share_words(list(table["case"]))
+    table = table.assign(case=names)
     if table["experiment"].nunique() == 1:
         shared = [table["experiment"].iloc[0], *shared]
         table = table.drop(columns="experiment")
