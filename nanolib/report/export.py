@@ -1,9 +1,8 @@
-"""Export results as a database, JSON, CSV or Markdown, without names of users, hosts and paths."""
+"""Export results as a database, JSON or CSV, without names of users, hosts and paths."""
 
 import html
 import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from nanolib.measurement import BadInput, printable
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
 
-_ENDINGS = (".sqlite", ".json", ".csv", ".md")
+_ENDINGS = (".sqlite", ".json", ".csv")
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
@@ -23,7 +22,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Args:
         store: Store with the runs.
         run_ids: IDs of the runs.
-        target: Path that ends with `.sqlite`, `.json`, `.csv` or `.md`.
+        target: Path that ends with `.sqlite`, `.json` or `.csv`.
 
     Raises:
         BadInput: The ending is unknown, there are no runs, or the file exists.
@@ -33,19 +32,15 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         raise BadInput(f"export: {target.name!r} has no known ending; use one of {endings}")
     if not run_ids:
         raise BadInput("export: there are no runs to write; run: nano run quick")
-    if target.exists():
-        raise BadInput(f"export: {target} exists; name a new file")
     if target.suffix == ".sqlite":
         export_database(store, run_ids, target)
         return
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     tables = {"runs": runs, "machines": machines, "measurements": store.measurements(run_ids)}
-    if target.suffix == ".json":
-        text = json_text(tables)
-    else:
-        table = _table(tables["measurements"])
-        text = csv_text(table) if target.suffix == ".csv" else _markdown(table)
+    text = (
+        json_text(tables) if target.suffix == ".json" else csv_text(_table(tables["measurements"]))
+    )
     with new_file(target) as file:
         file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -69,14 +64,6 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _markdown(table: pd.DataFrame) -> str:
-    """Return the table in Markdown, without details and without IDs that never vary."""
-    single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
-    table = table.drop(columns=["details", *single])
-    table["flags"] = table["flags"].map(", ".join)
-    return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
-
-
 def _public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a database table as JSON records, without private columns and without NaN."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -94,10 +81,8 @@ def safe_cell(value: Any) -> Any:
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    # In some spreadsheets, the full-width form of = starts a formula too.
-    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
-    acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
-    return ("'" if acts and begins else "") + printable(value)
+    acts = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return ("'" if acts else "") + printable(value)
 
 
 def markdown_table(table: pd.DataFrame) -> str:

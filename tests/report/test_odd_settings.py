@@ -59,7 +59,7 @@ def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
     ],
 )
 def test_cases_that_failed_explain_why_nothing_was_measured(say, experiment, case, what):
-    why = "no case has a result (1 unsupported: no sensor)"
+    why = "unsupported: no sensor"
     assert say(experiment, _failed([case], "no sensor")) == [f"{what} was not measured: {why}."]
 
 
