@@ -155,8 +155,10 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
         otherwise: Reason to return if no case failed, or empty for a general reason.
     """
     rows = of_experiment(rows, experiment)
-    for status, message in _failed(rows)[["status", "message"]].to_numpy():
-        return f"{status}: {message}" if message else status
+    failed = _failed(rows)
+    if len(failed):
+        first = failed.iloc[0]
+        return f"{first['status']}: {first['message']}" if first["message"] else first["status"]
     if rows.empty and not otherwise:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
     return otherwise or "no case has this result"

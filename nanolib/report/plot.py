@@ -100,7 +100,7 @@ def plot(
     has_zero = not is_log and (kind != "rows" or ref is None)
     domain = domain_of(data, value, is_log, has_zero, guides)
     if domain is None:
-        return empty_chart(title, " ".join(lines) or empty)
+        return empty_chart(title, "no value can be drawn on this axis")
     if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
         data["low"] = data["low"].fillna(domain[0]).where(data["high"].notna())
     axis = Axis(unit, value, is_log, domain, fmt)
@@ -120,7 +120,7 @@ def plot(
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
         chart = alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
         if len(panels) > 1:
-            chart.title = alt.Title(str(name), fontSize=13, frame="group")
+            chart.title = alt.Title(str(name), fontSize=13)
         charts.append(chart)
     if len(charts) > 1:
         chart = (alt.hconcat if is_line else alt.vconcat)(*charts, spacing=28)
