@@ -32,6 +32,7 @@ _HUES = {
     Kind.IMPROVED: "c3",
 }
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
+_MOST_LINES = 12  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
 # These findings get a sentence with a verb. nanolib only counts the other findings.
 _VERBS = {
@@ -194,11 +195,12 @@ def _ratio_chart(data: pd.DataFrame, title: str, words: str, threshold: float) -
 
 
 def history_chart(found: Sequence[History]) -> Drawing:
-    """Draw each timing whose level changed over its runs, relative to the first run."""
-    changed = [one for one in found if one.changes]
-    shared, names = share_words([f"{one.experiment} {one.case} {one.scope}" for one in changed])
+    """Draw the timings whose level changed over their runs, relative to the first run."""
+    changed = _latest_first(found)
+    drawn = changed[:_MOST_LINES]
+    shared, names = share_words([f"{one.experiment} {one.case} {one.scope}" for one in drawn])
     parts = [pd.DataFrame()]
-    for name, one in zip(names, changed, strict=True):
+    for name, one in zip(names, drawn, strict=True):
         points, first = one.points, one.points["estimate"].iloc[0]
         lines = {
             "series": f"{name}: {one.changes[-1]}".removeprefix(": "),
@@ -213,7 +215,10 @@ def history_chart(found: Sequence[History]) -> Drawing:
     return plot(
         pd.concat(parts, ignore_index=True),
         " ".join([f"{title} over the runs:", *shared]).removesuffix(":"),
-        subtitle=[f"{len(changed)} of {len(found)} timings changed their level."],
+        subtitle=[
+            f"{len(changed)} of {len(found)} timings changed their level.",
+            f"The chart shows the {_MOST_LINES} latest changes." if drawn != changed else "",
+        ],
         unit="Ratio to the first run",
         xunit="Run, oldest first",
         log="y",
@@ -222,18 +227,24 @@ def history_chart(found: Sequence[History]) -> Drawing:
     )
 
 
+def _latest_first(found: Sequence[History]) -> list[History]:
+    """Return the histories with a change, the latest change first."""
+    changed = [one for one in found if one.changes]
+    return sorted(changed, key=lambda one: -one.changes[-1].at)
+
+
 def history_verdict(found: list[History]) -> list[Finding]:
     """Return findings about the cases that changed, with the revisions before and after."""
     if not found:
         return [Finding("No case was run twice on one machine, so there is no history yet")]
-    changed = [one for one in found if one.changes]
+    changed = _latest_first(found)
     runs = max(len(history.points) for history in found)
     level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
     findings = [Finding(level)]
     if runs < LEAST_HISTORY:
         few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"
         findings.append(Finding(few, next_step="run nano compare latest~1 latest until then"))
-    for one in sorted(changed, key=lambda one: -one.changes[-1].at)[:6]:
+    for one in changed[:6]:
         name, last = f"{one.experiment} {one.case} {one.scope}".strip(), one.changes[-1]
         text = f"{name} became {'worse' if last.worse else 'better'}"
         next_step = f"run {one.command}" if one.command else ""

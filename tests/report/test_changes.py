@@ -56,6 +56,9 @@ def test_histories_whose_level_changed_are_drawn_as_ratios_to_the_first_run():
         pytest.approx([1, 1.0, 0.9, 1.1]),
         pytest.approx([2, 1.5, 1.35, 1.65]),
     ]
+    many = history_chart([_history(f"c{at}", change) for at in range(13)])
+    assert many.title.subtitle[1] == "The chart shows the 12 latest changes."
+    assert len({*points(many, "series")}) == 12
     assert history_chart(found[:1]).usermeta["empty"] == "no timing changed its level"
 
 

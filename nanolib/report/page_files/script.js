@@ -1,7 +1,7 @@
 // The lists at the top of the page filter every finding, chart and table.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const chosen = name => document.getElementById(name)?.value ?? '', narrow = matchMedia('(max-width: 720px)'), views = [];
-const length = () => Number(chosen('length')) || null;
+const tokens = () => Number(chosen('length')) || null;
 
 // Return a panel without axes and labels, for a card.
 function smallOf(panel) {
@@ -14,7 +14,7 @@ async function draw(place) {
   const config = {...whole.config, axisY: {labelLimit: {expr: 'narrow ? 150 : 340'}}, legend: {...whole.config.legend, columns: {expr: 'narrow ? 2 : 0'}, labelLimit: {expr: 'narrow ? 90 : 160'}}};
   const shared = {
     ...whole, config, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}, description: place.previousElementSibling.innerText,
-    params: [{name: 'n', value: length()}, {name: 'narrow', value: narrow.matches}], transform: [{filter: '!n || datum.link_n == null || datum.link_n == n'}],
+    params: [{name: 'n', value: tokens()}, {name: 'narrow', value: narrow.matches}], transform: [{filter: '!n || datum.link_n == null || datum.link_n == n'}],
   };
   const panels = (hconcat ?? vconcat ?? [{}]).map(panel => ({...panel, ...shared}));
   if (vconcat) place.style.gridTemplateColumns = 'repeat(auto-fit, minmax(min(100%, 480px), 1fr))';
@@ -34,17 +34,17 @@ async function follow() {
   const n = chosen('length');
   for (const one of all('tr[data-n]')) one.hidden = n && one.dataset.n !== n;
   for (const one of all('[data-only]')) {
-    const at = n => one.parentElement.querySelector(`:scope > [data-only="${n}"]`);
+    const at = value => one.parentElement.querySelector(`:scope > [data-only="${value}"]`);
     one.hidden = one !== (at(n) ?? at(''));
   }
   for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
-  await Promise.all(views.map(view => view.signal('n', length()).signal('narrow', narrow.matches).runAsync()));
+  await Promise.all(views.map(view => view.signal('n', tokens()).signal('narrow', narrow.matches).runAsync()));
   dispatchEvent(new Event('resize'));  // A part that was hidden had no width.
-  document.body.dataset.drawn = n + machine;
+  document.body.dataset.drawn = n + machine;  // Tests wait for this choice.
 }
 for (const pick of [...all('#picks select'), narrow]) pick.onchange = follow;
 follow().then(async () => {
   for (const place of all('[data-chart]')) await draw(place);
   await follow();
-  document.body.dataset.ready = 'yes';
+  document.body.dataset.ready = 'yes';  // Tests wait for all charts.
 });
