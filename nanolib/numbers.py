@@ -1,4 +1,4 @@
-"""Format numbers with as many digits as their interval supports, and with scaled units."""
+"""Format numbers with as many digits as their interval supports."""
 
 import math
 
@@ -24,17 +24,6 @@ def format_number(value: float, low: float | None = None, high: float | None = N
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
         return f"{value:,.{decimals}f}"
     return f"{value:.{digits - 1}e}" if value else "0"
-
-
-def scaled(value: float, unit: str) -> str:
-    """Format a rate or a size with a unit prefix, and with three significant digits.
-
-    Example:
-        >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
-        ('204 GFLOP/s', '999 B/s')
-    """
-    power = min(5, max(0, math.floor(math.log10(abs(value)) / 3))) if value else 0
-    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}{unit}"
 
 
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:

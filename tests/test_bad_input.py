@@ -137,7 +137,7 @@ WITH_DATABASE = {
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare HERE/pipe latest": "pipe",
     "compare latest HERE/text.txt": "text.txt cannot be used",
-    "compare latest latest --chart HERE/x.doc": "x.doc",
+    "export HERE/x.md": "'x.md' has no known ending; use one of .sqlite, .json, .csv",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
     "ab . . --call json:dumps --json HERE/none/x.json": "none is not a folder; create it, or name a folder",
     "compare LONG latest": "File name too long; name another file or folder",

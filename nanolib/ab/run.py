@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
+from nanolib.ab.pairs import Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import checked_out
 from nanolib.compare.findings import FAILED, NEW, Comparison, Line, case_names, worst_first
-from nanolib.compare.runs import exact_lines
+from nanolib.compare.runs import figure_lines
 from nanolib.measurement import BadInput, Status
 from nanolib.run.lock import device_lock
-from nanolib.stats.compare import Kind, Verdict, paired_levels
+from nanolib.stats.compare import Kind
 
 
 def run_ab(
@@ -57,9 +57,9 @@ def run_ab(
                 "revision: files of the working tree were edited during the measurement; "
                 "run nano ab again"
             )
-    names = case_names((task.experiment, task.case_id, task.factors) for task in tasks)
+    names = case_names(("", task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
-        case = names[result.task.experiment, result.task.case_id]
+        case = names["", result.task.experiment, result.task.case_id]
         lines += [replace(line, case=case) for line in lines_of(result, settings.threshold)]
     return Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
 
@@ -81,7 +81,7 @@ def lines_of(result: TaskResult, threshold: float) -> list[Line]:
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
     of_a, of_b = (_figures(task, rows) for rows in result.rows)
-    counted = exact_lines(of_a, of_b, threshold)
+    counted = figure_lines(of_a, of_b, threshold)
     lines = [one for one in counted if one.finding != Kind.EQUIVALENT]
     if not result.blocks:
         lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))
@@ -93,23 +93,19 @@ def lines_of(result: TaskResult, threshold: float) -> list[Line]:
             is_few = kind == Kind.SUSPECT and not pairs.by_process
             advice = "raise --budget" if is_few else ""
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
-        levels = _levels(pairs, verdict)
+        base = float(np.median(pairs.a))
+        # Slow pairs move the medians of both versions, so B's time follows from the verdict's ratio.
+        current = base * verdict.ratio if verdict else float(np.median(pairs.b))
+        levels = {"base": base, "current": current}
         lines.append(line(kind, f"latency {scope}".strip(), message, verdict=verdict, **levels))
     return lines
 
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
-    """Return the rows of one version by metric, scope and method, for `exact_lines`."""
+    """Return the rows of one version by metric, scope and method, for `figure_lines`."""
     shared = {"experiment": task.experiment, "factors": task.factors}
     return {
         (row["metric"], row["scope"], row["method"]): row | shared
         for row in rows
         if row["estimate"] is not None
     }
-
-
-def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
-    """Return a time of A and a time of B, ms, whose ratio is the ratio of the verdict."""
-    ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
-    base, current = paired_levels(pairs.a, pairs.b, ratio)
-    return {"base": base, "current": current}

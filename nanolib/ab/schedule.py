@@ -26,8 +26,7 @@ from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
 from nanolib.measurement import Status
 from nanolib.stats.compare import Kind, Verdict, compare_paired, compare_processes, judge_together
-from nanolib.stats.intervals import TooFewSamples
-from nanolib.stats.signed_ranks import capped_centre
+from nanolib.stats.intervals import TooFewSamples, median_interval
 
 FEWEST_PAIRS = 6  # Smallest number of block pairs in a pair of processes.
 PROCESS_PAIRS = 36  # The time for blocks is enough for this number of process pairs.
@@ -158,7 +157,7 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
 
 def _half_width(pairs: Pairs) -> float:
     """Return the half-width of a ratio's interval as a fraction, from the interval of its log."""
-    low, _, high = capped_centre(np.log(pairs.ratios))
+    low, _, high = median_interval(np.log(pairs.ratios))
     return (high - low) / 2
 
 

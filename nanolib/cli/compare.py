@@ -22,7 +22,7 @@ from nanolib.cli.common import (
     output_option,
     to_json,
 )
-from nanolib.measurement import METRICS, BadInput, Direction
+from nanolib.measurement import BadInput
 from nanolib.paths import DATABASE
 
 _everything = click.option(
@@ -57,7 +57,6 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Scale the times of BASE by the peak rates of both machines.",
 )
 @findings
-@file_option("chart", "Write a chart of the findings: .html, .png or .svg.")
 @output_option
 def compare(
     base: str,
@@ -68,7 +67,6 @@ def compare(
     across_machines: bool,
     json_file: Path | None,
     markdown_file: Path | None,
-    chart_file: Path | None,
 ) -> None:
     """Compare two stored runs. Exit code 1 reports a regression.
 
@@ -100,12 +98,6 @@ def compare(
         then, unscaled = scale_by_peaks(then, now)
     found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
     found = replace(found, differ=describe_differences(made_by, made_by_now))
-    if chart_file:
-        from nanolib.report.regressions import comparison_chart
-        from nanolib.report.renderer import save_as
-
-        chart = comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}.")
-        save_as(chart, chart_file)
     show_comparison(found, everything, json_file, markdown_file)
     if across_machines:
         echo(overall_shift(found.lines))
@@ -175,11 +167,11 @@ def _echo_cases(table: Any) -> None:
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.
 
-    A change needs at least three runs on each side. If only the last one or two runs
-    differ, nanolib lists the difference too. Below the table, nanolib prints a nano ab command per
-    case. The command measures, in turns, the revisions before and after the latest change.
+    A change needs at least three runs on each side. To compare the last run with the run before,
+    use nano compare latest~1 latest. Below the table, nanolib prints a nano ab command per case.
+    The command measures, in turns, the revisions before and after the latest change.
     """
-    from nanolib.compare.history import has_ratios, histories, table
+    from nanolib.compare.history import histories, table
     from nanolib.stats.changes import LEAST_HISTORY
     from nanolib.store import Store
 
@@ -192,7 +184,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
             )
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
-    stepped = [one for one in found if one.latest]
+    stepped = [one for one in found if one.changes]
     shown = found if everything else stepped
     if as_json:
         lines = [one.to_dict() for one in shown]
@@ -200,19 +192,10 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     elif shown:
         _echo_cases(table(shown))
     most_runs = max((len(one.points) for one in found), default=0)
-    summary = f"no case has {metric} from two runs on one machine yet; run a notebook again"
-    if found:
-        changed = sum(bool(one.changes) for one in found)
-        summary = f"{metric} changed in {changed} of {len(found)} series of up to {most_runs} runs"
-    notes = [summary]
-    if newest := sum(one.newest is not None for one in found):
-        notes.append(
-            f"in {newest} series, only the last one or two runs differ; repeat the notebook"
-        )
-    if skipped := sum(not has_ratios(one.points, metric) for one in found):
-        notes.append(f"{skipped} series with a value of 0 or less were not searched for changes")
-    is_exact = METRICS[metric].direction is Direction.EQUAL
-    if found and most_runs < LEAST_HISTORY and not is_exact:
+    notes = [f"{metric} changed in {len(stepped)} of {len(found)} series of up to {most_runs} runs"]
+    if not found:
+        notes = [f"no case has {metric} above 0 from two runs on one machine; run a notebook again"]
+    elif most_runs < LEAST_HISTORY:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
         notes += ["to measure, in turns, the revisions before and after a change:", *commands]

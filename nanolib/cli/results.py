@@ -97,7 +97,7 @@ def write_report(names: list[str], folder: Path) -> Path:
 def export(target: Path, names: tuple[str, ...]) -> None:
     """Export runs to FILE, without user, host and folder names.
 
-    The ending of FILE decides the format: .sqlite, .json, .csv or .md.
+    The ending of FILE decides the format: .sqlite, .json or .csv.
     """
     from nanolib.experiments.summary import select_runs
     from nanolib.report.export import write

@@ -43,7 +43,6 @@ class Line:
         verdict: Result of the statistical comparison of a timing, or None without such a
             comparison.
         message: Reason for the finding, or details about the finding.
-        machine: Short ID of the machine, or empty if there is only one machine.
     """
 
     experiment: str
@@ -54,7 +53,6 @@ class Line:
     current: float | None = None
     verdict: Verdict | None = None
     message: str = ""
-    machine: str = ""
 
     @property
     def name(self) -> str:
@@ -83,7 +81,6 @@ class Line:
     def to_row(self) -> dict[str, str]:
         """Return the finding as a row of readable text, column → text."""
         return {
-            "machine": self.machine,
             "verdict": str(self.finding),
             "experiment": self.experiment,
             "case": self.case,
@@ -103,7 +100,7 @@ class Comparison:
         lines: Findings, the worst first.
         same_machine: Whether both sides ran on one machine.
         threshold: Smallest change that counts, as a share.
-        noise: Notes about interference, and about results that were not compared.
+        noise: Notes about interference, and about experiments that were not compared.
         differ: Packages that differ between the interpreters of the two sides.
         missing: Experiments that only the base has. Their cases are not compared.
     """
@@ -133,7 +130,7 @@ class Comparison:
 
     @property
     def lost(self) -> bool:
-        """Whether an experiment, case or metric of the base is missing or failed."""
+        """Whether an experiment or case of the base is missing or failed."""
         return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)
 
     def table(self, everything: bool = True) -> pd.DataFrame:
@@ -143,8 +140,7 @@ class Comparison:
             everything: Whether to include metrics that did not change.
         """
         lines = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
-        frame = pd.DataFrame([line.to_row() for line in lines])
-        return frame if any(line.machine for line in self.lines) else frame.iloc[:, 1:]
+        return pd.DataFrame([line.to_row() for line in lines])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
@@ -157,8 +153,8 @@ def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Sort findings from the worst to the best."""
 
     def badness(line: Line) -> tuple[int, float]:
-        worse = line.verdict.worse if line.verdict else math.inf
-        return _WORST_FIRST.index(line.finding), -worse
+        ratio = line.verdict.ratio if line.verdict else math.inf
+        return _WORST_FIRST.index(line.finding), -ratio
 
     return tuple(sorted(lines, key=badness))
 
@@ -202,17 +198,20 @@ def case_name(factors: Mapping[str, Any]) -> str:
 
 
 def case_names(
-    cases: Iterable[tuple[str, str, Mapping[str, Any]]],
-) -> dict[tuple[str, str], str]:
-    """Return a name for each case, by experiment and case ID.
+    cases: Iterable[tuple[str, str, str, Mapping[str, Any]]],
+) -> dict[tuple[str, str, str], str]:
+    """Return a name for each case, by machine ID, experiment and case ID.
 
     If several cases have the same `case_name`, the factors in which they differ follow the name.
+    If the cases are from several machines, the machine follows too.
 
     Args:
-        cases: Experiment, case ID and factors of each case. A case may occur several times.
+        cases: Machine ID, experiment, case ID and factors of each case. A case may occur several
+            times.
     """
+    cases = list(cases)
     alike: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for experiment, case_id, factors in cases:
+    for _, experiment, case_id, factors in cases:
         alike[experiment, case_name(factors)][case_id] = factors
     names = {}
     for (experiment, name), found in alike.items():
@@ -222,13 +221,31 @@ def case_names(
         for case_id, line in zip(found, lines, strict=True):
             differs = (f"{factor}={line.get(factor, 'none')}" for factor in apart)
             names[experiment, case_id] = " ".join([name, *differs])
-    return names
+    several = len({machine for machine, *_ in cases}) > 1
+    return {
+        (machine, experiment, case_id): names[experiment, case_id]
+        + (f" machine={machine[:6]}" if several else "")
+        for machine, experiment, case_id, _ in cases
+    }
 
 
-def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
-    """Return the experiment, ID and factors of each case that occurs in measurements."""
-    cases = rows.drop_duplicates(["experiment", "case_id"])
-    return cases[["experiment", "case_id", "factors"]].itertuples(index=False, name=None)
+def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
+    """Return the machine ID, experiment, case ID and factors of each case of some rows."""
+    key = ["machine_id", "experiment", "case_id"]
+    cases = rows.drop_duplicates(key)
+    return cases[[*key, "factors"]].itertuples(index=False, name=None)
+
+
+def share_words(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that all names share, and the names without these words.
+
+    Example:
+        >>> share_words(["dense n=8 dtype=float32", "window n=8 dtype=float32"])
+        (['n=8', 'dtype=float32'], ['dense', 'window'])
+    """
+    words = [name.split() for name in names]
+    shared = [word for word in words[0] if all(word in other for other in words)] if words else []
+    return shared, [" ".join(word for word in name if word not in shared) for name in words]
 
 
 def overall_shift(lines: Sequence[Line]) -> str:

@@ -6,8 +6,8 @@ metric as `changed`. A comparison of two machines never fails a gate.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,10 +32,17 @@ from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-_COUNTED_MEMORY = ("peak_memory", "reserved_memory")
-COUNTED = (*_COUNTED_MEMORY, *_EQUAL)
-# These metrics have no blocks, so nanolib compares their intervals.
-_BY_INTERVAL = ("energy_per_token", "loss", "relative_error", "sqnr")
+_MEMORY = ("peak_memory", "reserved_memory")
+COUNTED = (*_MEMORY, *_EQUAL)
+# Metrics without blocks: the smallest change that counts as a share, or None for the threshold, the
+# finding if the value rises and if it falls, and a message.
+_RULES = dict.fromkeys(_EQUAL, (0.0, CHANGED, CHANGED, "deterministic metric changed"))
+_RULES |= dict.fromkeys(_MEMORY, (None, Kind.REGRESSED, Kind.IMPROVED, ""))
+_RULES |= dict.fromkeys(
+    ("energy_per_token", "loss", "relative_error", "sqnr"),
+    # Such a change may still be a spread between runs.
+    (None, Kind.SUSPECT, Kind.SUSPECT, "the intervals do not overlap; repeat both runs to confirm"),
+)
 BUSY = "the machine was busy; measure again or use nano ab"
 
 Row = Mapping[str, Any]
@@ -72,8 +79,8 @@ def compare_rows(
         repeats: Earlier runs of each timing, from `spread.repeats`. A timing with an unknown spread
             is `suspect` at most.
 
-    Raises:
-        BadInput: The sets have no machine in common, and one set has several machines.
+    Returns:
+        The comparison. If the sets have machines in common, it has the cases of these machines.
     """
     noise, repeats = noise or {}, repeats or {}
     notes = [
@@ -82,33 +89,25 @@ def compare_rows(
     ]
     of_base, of_current = (set(rows["machine_id"]) for rows in (base, current))
     machines = of_base & of_current
-    if not machines and max(len(of_base), len(of_current)) > 1:
-        raise BadInput(
-            f"compare: base has {len(of_base)} machine(s), current has {len(of_current)} other(s); name runs of one machine"
-        )
-    if machines and (others := sorted(of_base ^ of_current)):
-        short = ", ".join(f"machine {one[:6]}" for one in others)
-        notes.append(f"not compared, because only one side has runs: {short}")
-    then, now = (_newest_cases(rows, machines) for rows in (base, current))
+    if machines:
+        base, current = (rows[rows["machine_id"].isin(machines)] for rows in (base, current))
+    elif len(of_base) == len(of_current) == 1:  # The same case of two machines needs one key.
+        base, current = (rows.assign(machine_id="") for rows in (base, current))
+    then, now = _newest_cases(base), _newest_cases(current)
     names = case_names([*cases_in(base), *cases_in(current)])
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
     notes += _only_in("base", in_base - in_current)
     notes += _only_in("current", in_current - in_base)
     lines = []
     for key in dict.fromkeys((*then, *now)):
-        machine, experiment, case_id = key
-        if (machine, experiment) in in_base & in_current:
+        if key[:2] in in_base & in_current:
             found = list(_case_lines(then.get(key), now.get(key), threshold))
             if key in then and key in now:
                 for pair in _pairs(then[key].figures, now[key].figures, ["latency"]):
                     found.append(
                         _timing_line(*pair, threshold, noise, repeats if machines else None)
                     )
-            case = names[experiment, case_id]
-            lines += [replace(line, machine=machine, case=case) for line in found]
-    both = ({name for case in cases.values() for name, *_ in case.figures} for cases in (then, now))
-    if others := sorted(set.intersection(*both).difference(COUNTED, _BY_INTERVAL, ["latency"])):
-        notes.append(f"not compared: {', '.join(others)}; see nano history --metric NAME")
+            lines += [replace(line, case=names[key]) for line in found]
     timings = [line.message for line in lines if line.verdict is not None]
     if unknown := timings.count(UNKNOWN):
         few = f"{unknown} of {len(timings)} timings have fewer than {LEAST_RUNS} earlier runs of one revision"
@@ -118,24 +117,16 @@ def compare_rows(
     return Comparison(lines, bool(machines), threshold, notes, missing=missing)
 
 
-def _newest_cases(
-    rows: pd.DataFrame, machines: Collection[str]
-) -> dict[tuple[str, str, str], _Case]:
+def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], _Case]:
     """Return the newest run of each case by machine, experiment and case ID.
 
     The newest run counts even if the run failed. nanolib excludes times that are only modelled.
-
-    Args:
-        rows: Measurements of a set of runs.
-        machines: Machines that both sets have. A key names the machine if there are several.
     """
-    if machines:
-        rows = rows[rows["machine_id"].isin(machines)]
-    newest = rows.groupby(["machine_id", "experiment", "case_id"])["run_id"].transform("last")
-    cases: dict[tuple[str, str, str], _Case] = {}
+    key = ["machine_id", "experiment", "case_id"]
+    newest = rows.groupby(key)["run_id"].transform("last")
+    cases: dict[tuple[str, str, str], _Case] = defaultdict(_Case)
     for row in rows[rows["run_id"] == newest].to_dict("records"):
-        machine = row["machine_id"][:6] if len(machines) > 1 else ""
-        case = cases.setdefault((machine, row["experiment"], row["case_id"]), _Case())
+        case = cases[tuple(row[name] for name in key)]
         is_modelled_time = row["metric"] == "latency" and row["provenance"] == Provenance.MODELLED
         if row["metric"] == "case_duration":
             case.ending = row
@@ -144,10 +135,10 @@ def _newest_cases(
     return cases
 
 
-def _only_in(side: str, only: Iterable[tuple[str, str]]) -> list[str]:
+def _only_in(side: str, only: Collection[tuple[str, str]]) -> list[str]:
     """Return a note about the experiments that only one side has."""
-    names = [f"{name} on machine {machine}" if machine else name for machine, name in sorted(only)]
-    return [f"experiments only in {side} are not compared: {', '.join(names)}"] if names else []
+    names = ", ".join(sorted({experiment for _, experiment in only}))
+    return [f"experiments only in {side} are not compared: {names}"] if only else []
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
@@ -168,12 +159,7 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
             yield _case_line(now.ending, Kind.INCONCLUSIVE, f"{message}; not measured in base")
     elif then.ending is not None and not then.is_ok:
         yield _case_line(now.ending or then.ending, NEW, "not measured in base")
-    for key, row in then.figures.items() if then.is_ok and now.is_ok else ():
-        if row["metric"] in (*COUNTED, *_BY_INTERVAL, "latency") and key not in now.figures:
-            message = f"not in current with method {row['method']}"
-            yield replace(_line(row, row, MISSING, message=message), current=None)
-    yield from exact_lines(then.figures, now.figures, threshold)
-    yield from _moved_lines(then.figures, now.figures, threshold)
+    yield from figure_lines(then.figures, now.figures, threshold)
 
 
 def _case_line(row: Row, finding: str, message: str) -> Line:
@@ -186,7 +172,7 @@ def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
     return Line(then["experiment"], case, metric, finding, *ends, **rest)
 
 
-def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tuple[Row, Row]]:
+def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tuple[Row, Row]]:
     """Yield the rows that both sides have, and add the method to a scope with several methods."""
     methods = Counter(key[:2] for key in then)
     for key, row in then.items():
@@ -196,39 +182,25 @@ def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tupl
             yield row, now[key]
 
 
-def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
-    """Yield the findings about deterministic metrics and about counted memory."""
-    for before, after in _pairs(then, now, _EQUAL):
-        if before["estimate"] == after["estimate"]:
-            yield _line(before, after, Kind.EQUIVALENT)
-        else:
-            yield _line(before, after, CHANGED, message="deterministic metric changed")
-    for before, after in _pairs(then, now, _COUNTED_MEMORY):
-        worse = math.inf if after["estimate"] else 0.0
-        if before["estimate"]:
-            worse = after["estimate"] / before["estimate"] - 1
-        finding = CHANGED if worse else Kind.EQUIVALENT
-        if abs(worse) > threshold:
-            finding = Kind.REGRESSED if worse > 0 else Kind.IMPROVED
-        yield _line(before, after, finding)
+def figure_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
+    """Yield the findings about metrics without blocks, whose intervals nanolib compares.
 
-
-def _moved_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
-    """Yield the values that changed by more than the threshold, and whose intervals do not overlap.
-
-    Such a change may still be a spread between runs, so it is `suspect` at most.
+    The interval of a deterministic metric has no width, so every difference counts.
     """
-    for before, after in _pairs(then, now, _BY_INTERVAL):
-        (low, high), (new_low, new_high) = (
-            [row["estimate"] if math.isnan(row[end]) else row[end] for end in ("low", "high")]
-            for row in (before, after)
-        )
+    for before, after in _pairs(then, now, _RULES):
+        least, higher, lower, message = _RULES[before["metric"]]
+        (low, high), (new_low, new_high) = _ends(before), _ends(after)
         step = after["estimate"] - before["estimate"]
-        is_apart = new_low > high or new_high < low
-        if is_apart and abs(step) > threshold * abs(before["estimate"]):
-            way = "higher" if step > 0 else "lower"
-            message = f"{way}; the intervals do not overlap; repeat both runs to confirm the change"
-            yield _line(before, after, Kind.SUSPECT, message=message)
+        limit = abs(before["estimate"]) * (threshold if least is None else least)
+        if (new_low > high or new_high < low) and abs(step) > limit:
+            yield _line(before, after, higher if step > 0 else lower, message=message)
+        elif higher is not Kind.SUSPECT:
+            yield _line(before, after, CHANGED if step else Kind.EQUIVALENT)
+
+
+def _ends(row: Row) -> list[float]:
+    """Return the ends of the interval, or the estimate in place of an unknown end."""
+    return [row["estimate"] if pd.isna(row[end]) else row[end] for end in ("low", "high")]
 
 
 def block_medians(row: Row) -> np.ndarray:
@@ -251,22 +223,12 @@ def _timing_line(
         return _line(then, now, Kind.EQUIVALENT, message="the same run")
     spread = None if repeats is None else spread_between_runs(repeats, now)
     blocks = [block_medians(row) for row in (then, now)]
-    reason = ""
-    if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
-        reason = "no steady state in one run; measure again"
-    elif not (len(then["samples"]) and len(now["samples"])):
-        reason = "a time without samples; no verdict"
-    elif 1 in (len(then["samples"]), len(now["samples"])):
-        reason = "a single time; no verdict"
-    elif not all((medians > 0).all() for medians in blocks):
-        reason = "a time that is not above 0; no verdict"
-    else:
-        try:
-            verdict = compare(*blocks, threshold=threshold, spread=spread)
-        except TooFewSamples as error:
-            reason = f"{error} with a larger budget_s"
-    if reason:
-        return _line(then, now, Kind.INCONCLUSIVE, message=reason)
+    try:
+        if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
+            raise BadInput("no steady state in one run; measure again")
+        verdict = compare(*blocks, threshold=threshold, spread=spread)
+    except (TooFewSamples, BadInput) as error:
+        return _line(then, now, Kind.INCONCLUSIVE, message=str(error))
     message = "" if spread is not None or repeats is None else UNKNOWN
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
@@ -278,16 +240,16 @@ def _timing_line(
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """Adjust the p-values of two groups: timings that can fail a build, and all other timings."""
-    yield from (line for line in lines if line.verdict is None)
-    timings = [line for line in lines if line.verdict is not None]
-    for capped in (False, True):
-        chosen = [line for line in timings if (line.message in (BUSY, UNKNOWN)) is capped]
-        judged = judge_together([line.verdict for line in chosen])
-        for line, verdict in zip(chosen, judged, strict=True):
-            if capped and verdict.kind in (Kind.REGRESSED, Kind.IMPROVED):
-                verdict = replace(verdict, kind=Kind.SUSPECT)
-            message = verdict.open
-            if capped and verdict.kind is Kind.SUSPECT:
-                message += f"; {line.message}"
-            yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
+    """Adjust the p-values of all timings together. Some timings are `suspect` at most."""
+    judged = iter(judge_together([line.verdict for line in lines if line.verdict is not None]))
+    for line in lines:
+        if line.verdict is None:
+            yield line
+            continue
+        verdict, reason = next(judged), line.message
+        if reason and verdict.kind in (Kind.REGRESSED, Kind.IMPROVED):
+            verdict = replace(verdict, kind=Kind.SUSPECT)
+        message = verdict.open
+        if reason and verdict.kind is Kind.SUSPECT:
+            message += f"; {reason}"
+        yield replace(line, finding=verdict.kind, verdict=verdict, message=message)

@@ -1,20 +1,15 @@
-"""Draw the charts that several notebooks share: a metric by sequence length, and the roofline.
-
-Source: Williams, Waterman & Patterson (2009) for the roofline.
-"""
+"""Draw a metric by sequence length, and compare timings with the roofline, for several notebooks."""
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS, Flag
-from nanolib.numbers import scaled
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import join_words, of_experiment, pick, why_empty
-from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.tables import Column, IntervalColumn, add_metric_columns, percent, ratios
-from nanolib.report.theme import Chart, Drawing, empty_chart, hues
+from nanolib.report.plot import links, plot
+from nanolib.report.tables import CASE, Column, add_metric_columns
+from nanolib.report.theme import Chart, Drawing, empty_chart
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted exactly. Dashed: predicted."
@@ -46,7 +41,6 @@ def scaling_chart(
         found = pd.concat([pick(rows, metric, scope) for scope in scopes])
         if found.empty:
             return empty_chart(title, why_empty(rows, experiment))
-        found, shared = short_names(found)
         labels, alike = series_names(found, others)
         data = pd.DataFrame(
             {
@@ -66,7 +60,7 @@ def scaling_chart(
         is_share = unit == "1"
         return plot(
             data,
-            title + (shared or alike),
+            title + alike,
             subtitle=subtitle,
             unit=METRICS[metric].title + ("" if is_share else f" ({unit})"),
             xunit="Sequence length (tokens)",
@@ -75,27 +69,6 @@ def scaling_chart(
         )
 
     return chart
-
-
-def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
-    """Name rows by optimization if all rows describe one model with several optimizations.
-
-    Args:
-        rows: Measurements, or lines of a table.
-        prefix: Prefix of the columns `name` and `optimization`.
-
-    Returns:
-        The renamed rows and the name of the model, or the same rows and an empty name.
-    """
-    name, optimization = f"{prefix}name", f"{prefix}optimization"
-    if optimization not in rows or rows[optimization].nunique() < 2:
-        return rows, ""
-    used = rows[optimization].str.replace("_", " ")
-    names = zip(rows[name], used, strict=True)
-    models = {full.removesuffix(f" ({which})") for full, which in names}
-    if len(models) > 1:
-        return rows, ""
-    return rows.assign(**{name: used}), f": {models.pop()}"
 
 
 _LABELS = {"batch_size": "batch {}", "causal": "causal {}", "run_id": "run {:.8}"}
@@ -125,138 +98,30 @@ def series_names(
     return parts[0].str.cat(parts[1:], sep=", "), shared
 
 
-_CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
-_TIMED = (
-    IntervalColumn("achieved", "", "flops_per_second"),
-    Column("flops", "", "flops"),
-    Column("moved", "", "bytes"),
-)
-_PEAK = IntervalColumn("peak", "", "ceiling_flops")
-_BANDWIDTH = IntervalColumn("bandwidth", "", "ceiling_bytes")
+def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
+    """Return a finding per scope with the limits of the cases and the best roofline share.
 
+    The prediction of a latency is its roofline time. The MFU is the time of the FLOPs at the peak
+    rate over the latency, so both agree if the case is compute-bound.
 
-def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return a table with a line for each timing that has FLOPs, bytes and measured peak rates.
-
-    Returns:
-        A table with the columns `case`, `name`, `dtype` and `scope`, and these columns:
-
-        intensity: Arithmetic intensity by formula, in FLOP per byte.
-        achieved: Measured rate with its interval, in FLOP/s.
-        peak, bandwidth: Peak rates of the same run, in FLOP/s and B/s.
-        ridge: Intensity at which the roofline bends, in FLOP per byte.
-        attainable: Rate of the roofline at this intensity, with its interval, in FLOP/s.
-        share: Achieved over attainable rate, with the widest interval that both intervals allow.
-        bound: Limit at this intensity, `compute` or `memory`.
+    Source: Williams, Waterman & Patterson (2009) for the roofline.
     """
     rows = of_experiment(rows, experiment)
-    achieved = pick(rows, "flops_per_second")
-    if achieved.empty:
-        return pd.DataFrame()
-    key = ["run_id", "case_id", "scope"]
-    factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
-    table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
-    table = add_metric_columns(table, rows, _TIMED, key)
-    # The scope of each peak rate in FLOP/s is the name of its dtype.
-    by_dtype = rows.assign(dtype=rows["scope"])
-    table = add_metric_columns(table, by_dtype, [_PEAK], ["run_id", "dtype"])
-    table = add_metric_columns(table, rows, [_BANDWIDTH], ["run_id"])
-    # The roofline needs FLOPs, bytes and peak rates that are greater than 0.
-    known = table[["flops", "moved", "peak", "bandwidth"]].astype(float)
-    table = table[(np.isfinite(known) & (known > 0)).all(axis=1)].reset_index(drop=True)
-    table["case"] = table["name"] + " seq_len=" + table["seq_len"].astype(int).astype(str)
-    if table["batch_size"].nunique() > 1:
-        table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
-    table["intensity"] = table["flops"] / table["moved"]
-    table["ridge"] = table["peak"] / table["bandwidth"]
-    # Without an interval, the estimate of the peak rate replaces both ends of the interval.
-    for end in ("", "_low", "_high"):
-        flops = table[f"peak{end}"].fillna(table["peak"])
-        copied = table[f"bandwidth{end}"].fillna(table["bandwidth"])
-        table[f"attainable{end}"] = np.minimum(flops, table["intensity"] * copied)
-    table = table.assign(**ratios("share", table, "achieved", "attainable"))
-    return table.assign(bound=np.where(table["intensity"] < table["ridge"], "memory", "compute"))
-
-
-def roofline_chart(experiment: str) -> Chart:
-    """Return a function that draws measured rates over the intensity, and the roofline."""
-
-    def chart(rows: pd.DataFrame) -> Drawing:
-        table = roofline_table(rows, experiment)
-        if table.empty:
-            return empty_chart("Roofline", "no timing has FLOPs, bytes and measured peak rates")
-        table, shared = short_names(table, "")
-        points = pd.DataFrame(
-            {
-                "panel": table["scope"].str.replace("_", " "),
-                "series": table["name"],
-                "x": table["intensity"],
-                **point_columns(table, "achieved", "y"),
-                "note": [
-                    f"{case}, {share:.0%} of the roofline, {bound}-bound"
-                    for case, share, bound in table[["case", "share", "bound"]].to_numpy()
-                ],
-            }
-        )
-        points["hue"] = points["series"].map(hues(points["series"]))
-        return plot(
-            pd.concat([points, _peaks(table, points)], ignore_index=True),
-            f"Roofline{shared}",
-            subtitle=[
-                "Left of the bend: memory-bound. Right of the bend: compute-bound.",
-                "The intensity counts only bytes that must move. With cached data, rates can exceed the roofline.",
-                "Dashed: peak rates of the same run.",
-            ],
-            unit="Rate (FLOP/s)",
-            xunit="Arithmetic intensity (FLOP per byte)",
-            log="xy",
-            fmt="~s",
-            join=False,
-        )
-
-    return chart
-
-
-def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return the points of the roofline of each run and dtype. All panels show all rooflines."""
-    lines = table[["dtype", "peak", "bandwidth", "ridge", "run_id"]].drop_duplicates()
-    lines = lines.merge(points["panel"].drop_duplicates(), how="cross")
-    left, right = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
-    ends = pd.concat([lines.assign(x=x) for x in (left, lines["ridge"], right)])
-    return pd.DataFrame(
-        {
-            "panel": ends["panel"],
-            "series": ends["dtype"] + " peak",
-            "x": ends["x"],
-            "pred": np.minimum(ends["peak"], ends["x"] * ends["bandwidth"]),
-            "hue": "base",
-            "link_run": ends["run_id"].str[:8],
-        }
+    timed = pick(rows, "latency")
+    timed = add_metric_columns(
+        timed[timed["predicted"] > 0], rows, [Column("mfu", metric="mfu")], [*CASE, "scope"]
     )
-
-
-def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """Return a finding per scope with the limits of the cases and the best roofline share."""
-    table = roofline_table(rows, experiment)
-    if table.empty:
-        return []
+    is_bound = timed["mfu"] * timed["estimate"] > 0.999 * timed["predicted"]
+    timed["bound"] = is_bound.map({True: "compute", False: "memory"})
+    for end, of in (("", "estimate"), ("_low", "high"), ("_high", "low")):
+        timed[f"share{end}"] = timed["predicted"] / timed[of]
     findings = []
-    for scope, group in table.groupby("scope", sort=False):
-        best = group.sort_values("share").iloc[-1]
+    for scope, group in timed[timed["mfu"].notna()].groupby("scope", sort=False):
+        best = group.loc[group["share"].idxmax()]
         counts = group["bound"].value_counts().items()
         kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
-        roof, next_step = scaled(best["attainable"], "FLOP/s"), ""
-        evidence = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
-        if best["share_low"] > 1:
-            why = "part of the data stays in a cache"
-            if best["bound"] == "compute":
-                why = "the measured peak rate is too low"
-                next_step = "run nano doctor on an idle machine"
-            reached = scaled(best["achieved"], "FLOP/s")
-            evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: {why}"
-        elif best["share"] > 1:
-            evidence += " (the interval includes the roofline)"
-        share = Estimate.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
-        findings.append(Finding(answer, evidence, next_step, figures=(share,)))
+        reached = f"{best['factor.name']} reaches {Estimate.of(best, 'share').percent}"
+        evidence = f"{reached} of the roofline at {best['factor.seq_len']:,.0f} tokens"
+        findings.append(Finding(answer, evidence))
     return findings

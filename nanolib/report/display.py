@@ -86,29 +86,22 @@ class Lines:
     """
 
     def __init__(self, findings: Iterable[Finding]) -> None:
-        self.groups = grouped(findings)
+        self.findings = list(findings)
 
     def _repr_html_(self) -> str:
         parts = []
-        for heading, findings in self.groups:
+        for heading, findings in grouped(self.findings):
             items = "".join(f"<li>{_finding_html(finding)}</li>" for finding in findings)
             parts += [f"<p><small>{escape(heading)}</small></p>"] if heading else []
             parts.append(f"<ul>{items}</ul>")
         return "".join(parts)
 
     def __repr__(self) -> str:
-        lines = []
-        for heading, findings in self.groups:
-            if heading and len(findings) == 1:
-                lines.append(f"• {findings[0]}")
-                continue
-            lines += [f"• {heading}:"] if heading else []
-            lines += [f"{'  – ' if heading else '• '}{finding.sentence}" for finding in findings]
-        return "\n".join(lines)
+        return "\n".join(f"• {finding}" for finding in self.findings)
 
 
 class Tables:
-    """Tables of a section. Only the main table is expanded, and other empty tables are left out.
+    """Tables of a section. Only the main table is expanded.
 
     Args:
         section: Section of the report.
@@ -121,7 +114,7 @@ class Tables:
 
     def __init__(self, section: Section, rows: pd.DataFrame) -> None:
         self.tables = {
-            title: Table(table.readable(rows)) for title, table in section.shown(rows).items()
+            title: Table(table.readable(rows)) for title, table in section.tables.items()
         }
 
     def _repr_html_(self) -> str:

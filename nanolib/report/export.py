@@ -1,10 +1,9 @@
-"""Export results as a database, JSON, CSV or Markdown, without names of users, hosts and paths."""
+"""Export results as a database, JSON or CSV, without names of users, hosts and paths."""
 
 import html
 import json
 import re
 import sqlite3
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from nanolib.paths import put_in_place
 from nanolib.store import Store
 from nanolib.store.export import export_database, public_row
 
-_ENDINGS = (".sqlite", ".json", ".csv", ".md")
+_ENDINGS = (".sqlite", ".json", ".csv")
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
@@ -25,7 +24,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Args:
         store: Store with the runs.
         run_ids: IDs of the runs.
-        target: Path that ends with `.sqlite`, `.json`, `.csv` or `.md`.
+        target: Path that ends with `.sqlite`, `.json` or `.csv`.
 
     Raises:
         BadInput: The ending is unknown, there are no runs, or the file exists or cannot be written.
@@ -53,13 +52,13 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
 
 
 def _text(store: Store, run_ids: list[str], ending: str) -> str:
-    """Return runs as JSON, CSV or Markdown."""
+    """Return runs as JSON or CSV."""
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     rows = store.measurements(run_ids)
     if ending == ".json":
         return json_text({"runs": runs, "machines": machines, "measurements": rows})
-    return csv_text(_table(rows)) if ending == ".csv" else _markdown(_table(rows))
+    return csv_text(_table(rows))
 
 
 def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
@@ -78,14 +77,6 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
     return table
-
-
-def _markdown(table: pd.DataFrame) -> str:
-    """Return the table in Markdown, without details and without IDs that never vary."""
-    single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
-    table = table.drop(columns=["details", *single])
-    table["flags"] = table["flags"].map(", ".join)
-    return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
 
 
 def _public(rows: pd.DataFrame) -> pd.DataFrame:
@@ -107,10 +98,8 @@ def safe_cell(value: Any) -> Any:
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    # In some spreadsheets, the full-width form of = starts a formula too.
-    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
-    acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
-    return ("'" if acts and begins else "") + printable(value)
+    acts = value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return ("'" if acts else "") + printable(value)
 
 
 def markdown_table(table: pd.DataFrame) -> str:

@@ -59,11 +59,22 @@ class Estimate:
             return Order.BELOW
         return Order.ABOVE if self.low > other.high else Order.NO_DIFFERENCE
 
+    def text(self, unit: str = "") -> str:
+        """Format the value with its unit and its interval, such as `4.06× [3.98 … 4.10]`."""
+        figure = format_with_interval(self.estimate, self.low, self.high)
+        number, space, ends = figure.partition(" ")
+        return f"{number}{unit}{space}{ends}"
+
+    @property
+    def percent(self) -> str:
+        """The share with its interval, in whole percent."""
+        ends = f" [{self.low:.0%} … {self.high:.0%}]" if self.low <= self.high else ""
+        return f"{self.estimate:.0%}{ends}"
+
     def __str__(self) -> str:
-        """Return the name, the value with its interval, and the unit."""
+        """Return the name, and the value with its unit and its interval."""
         unit = METRICS[self.metric].unit if self.metric else "1"
-        number = format_with_interval(self.estimate, self.low, self.high)
-        return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
+        return f"{self.name} {self.text('' if unit == '1' else f' {unit}')}".strip()
 
 
 Pairs = tuple[tuple[Estimate, Order, Estimate], ...]

@@ -1,38 +1,33 @@
 """Select measurements of any experiment, and summarize runs, failures, flags and hardware."""
 
 import functools
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pandas as pd
 
 from nanolib.compare.findings import case_names, cases_in
 from nanolib.measurement import FLAG_TEXT
 from nanolib.numbers import format_number
-from nanolib.report.finding import MOST_FINDINGS, Finding
+from nanolib.report.finding import Finding
 
-_Made = TypeVar("_Made", pd.DataFrame, list[Finding])
-_MOST_REASONS = 2  # Largest number of different messages that explain why cases have no data.
+_Maker = Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-    """Cache the last table or list of findings that a function made, and give each caller a copy.
+def cached(make: _Maker) -> _Maker:
+    """Cache the last table that a function made, and give each caller a copy.
 
-    A list of findings has at most five findings, and ranks no timings of a busy machine. The cache
-    compares `rows` by identity, so it does not notice changes within the same object.
+    The cache compares `rows` by identity, so it does not notice changes within the same object.
     """
-    last = [(lambda: None, None)]
+    last = None, None
 
     @functools.wraps(make)
-    def made(rows: pd.DataFrame) -> _Made:
-        # Several threads draw charts, so nanolib reads both values in one step.
-        known, found = last[0]
-        if known() is not rows:
+    def made(rows: pd.DataFrame) -> pd.DataFrame:
+        nonlocal last
+        known, found = last  # Several threads draw charts, so nanolib reads both in one step.
+        if known is not rows:
             found = make(rows)
-            if isinstance(found, list):
-                found = _drop_busy_orders(found)
-            last[0] = weakref.ref(rows), found
+            last = rows, found
         return found.copy()
 
     return made
@@ -61,15 +56,6 @@ def table_of(experiment: str, factor: str) -> Callable[..., Any]:
     return decorate
 
 
-def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
-    """Return the first five findings. A heading has at most one finding about a busy machine."""
-    kept = {}
-    for finding in findings:
-        sound = finding.without_busy_order()
-        kept.setdefault((sound.about, "" if sound is not finding else str(finding)), sound)
-    return list(kept.values())[:MOST_FINDINGS]
-
-
 def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of each experiment from the machine of its newest run.
 
@@ -82,43 +68,11 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["machine_id"] == rows["experiment"].map(newest)]
 
 
-def machine_name(machine_id: str) -> str:
-    """Return the short name of a machine for charts, tables and sentences."""
-    return f"machine {machine_id[:6]}"
-
-
-def strip_shared_words(names: list[str]) -> list[str]:
-    """Drop the factors that all names share, such as `dtype=float32`."""
-    common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
-    return [
-        " ".join(word for word in name.split() if word not in common or "=" not in word)
-        for name in names
-    ]
-
-
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return the rows of one experiment, without the factor columns that have no value.
-
-    If cases with different options have one name, the options follow the name.
-    """
+    """Return the rows of one experiment, without the factor columns that have no value."""
     chosen = rows[rows["experiment"] == experiment]
     used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
-    return _tell_apart(chosen.loc[:, used])
-
-
-def _tell_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add to names that several cases have the options in which these cases differ."""
-    cases = drop_missing(rows.drop_duplicates("case_id").set_index("case_id"), "factor.options")
-    names = {}
-    for name, found in cases.groupby("factor.name")["factor.options"] if len(cases) else ():
-        table = pd.DataFrame([*found], found.index, dtype=object).map(str)
-        for case_id, options in table.loc[:, table.nunique() > 1].iterrows():
-            words = (f"{option} {value}" for option, value in options.items() if value != "nan")
-            names[case_id] = ", ".join([name, *words])
-    if not names:
-        return rows
-    pairs = zip(rows["case_id"], rows["factor.name"], strict=True)
-    return rows.assign(**{"factor.name": [names.get(case_id, name) for case_id, name in pairs]})
+    return chosen.loc[:, used]
 
 
 def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
@@ -149,50 +103,32 @@ def join_words(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# GPUs on which the tests of `make gpu` passed (docs/gpu.md).
-GPUS_SEEN = frozenset({"NVIDIA H200"})
-
-
-def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
-    names = [gpu["name"] for gpu in machine["gpus"]]
-    is_untested = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
-    note = " (nanolib is not yet tested on this GPU, see docs/gpu.md)" if is_untested else ""
-    return (", ".join(names) or "no GPU") + note
-
-
-def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per run for people, with machine, start time, duration and versions."""
-    by_id = machines.set_index("machine_id")
-    lines = []
-    for run in runs.to_dict("records"):
-        machine = by_id.loc[run["machine_id"]]
-        gpus = _gpus(run, machine)
-        lines.append(
-            {
-                "Run": run["run_id"][:8],
-                "Experiment": run["experiment"],
-                "Suite": run["suite"],
-                "Label": run["label"],
-                "Started": run["started"][:19].replace("T", " ") + " UTC",
-                "Duration": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
-                "Status": run["status"],
-                "Machine": f"{run['machine_id'][:6]}: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
-                "torch": run["versions"].get("torch", ""),
-                "Revision": run["git_revision"],
-                "Interference": "; ".join(run["interference"]) or "none found",
-            }
-        )
-    return pd.DataFrame(lines)
+def run_facts(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per run for people, with start time, duration and versions."""
+    seconds = runs["duration_s"].astype(float)
+    return pd.DataFrame(
+        {
+            "Run": runs["run_id"].str[:8],
+            "Experiment": runs["experiment"],
+            "Suite": runs["suite"],
+            "Label": runs["label"],
+            "Started": runs["started"].str[:19].str.replace("T", " ") + " UTC",
+            "Duration": seconds.map("{:.0f} s".format).replace("nan s", "—"),
+            "Status": runs["status"],
+            "Machine": runs["machine_id"].str[:6],
+            "torch": [versions.get("torch", "") for versions in runs["versions"]],
+            "Revision": runs["git_revision"],
+            "Interference": runs["interference"].map("; ".join).replace("", "none found"),
+        }
+    )
 
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
     bad = _failed(rows)
     names = case_names(cases_in(bad))
-    keys = zip(bad["experiment"], bad["case_id"], strict=True)
+    keys = zip(bad["machine_id"], bad["experiment"], bad["case_id"], strict=True)
     case = pd.Series([names[key] for key in keys], index=bad.index, dtype=str)
-    if bad["machine_id"].nunique() > 1:
-        case = bad["machine_id"].map(machine_name) + ": " + case
     return bad.assign(case=case)[["experiment", "case", "status", "message"]]
 
 
@@ -211,7 +147,7 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
 
 
 def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
-    """Return why cases have no data, such as no run or the messages of failed cases.
+    """Return why cases have no data, such as the message of the first case that failed.
 
     Args:
         rows: Measurements of any experiments, or only those of the cases in question.
@@ -220,19 +156,12 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
     """
     rows = of_experiment(rows, experiment)
     failed = _failed(rows)
-    if failed.empty and otherwise:
-        return otherwise
-    if rows.empty:
+    if len(failed):
+        first = failed.iloc[0]
+        return f"{first['status']}: {first['message']}" if first["message"] else first["status"]
+    if rows.empty and not otherwise:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
-    reasons = []
-    for status, group in failed.groupby("status", sort=False):
-        messages = "; ".join(filter(None, group["message"].unique()[:_MOST_REASONS]))
-        reasons.append(f"{len(group)} {status}" + (f": {messages}" if messages else ""))
-    ended = rows[rows["metric"] == "case_duration"]
-    peaks = drop_missing(ended, "factor.ceiling")["case_id"]  # Peak rates are not results.
-    if (ended["status"].eq("ok") & ~ended["case_id"].isin(peaks)).any():
-        return "no case has this result" + (f" ({', '.join(reasons)})" if reasons else "")
-    return f"no case has a result ({', '.join(reasons) or 'no case has ended'})"
+    return otherwise or "no case has this result"
 
 
 def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Finding]:

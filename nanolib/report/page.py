@@ -1,6 +1,5 @@
 """Write the report as a page that needs no network, as Markdown, and as files of the results."""
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from nanolib.report.regressions import changes
 from nanolib.report.section import Part, Section
 from nanolib.report.theme import is_empty, variables, with_variables
 from nanolib.store import Store
+from nanolib.store.query import SHOWN_CASES
 
 _PAGE = Path(__file__).parent / "page_files"
 
@@ -41,8 +41,7 @@ def build(
     the machine of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a
     picture as PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md`
     contain the main table, and `NAME_profile.json` contains the runs, measurements and findings.
-    Every further table with at least one line becomes a CSV file and a Markdown file too. Such files
-    of an earlier report are deleted.
+    Every further table becomes a CSV file and a Markdown file too.
 
     Args:
         store: Store with the runs.
@@ -54,7 +53,6 @@ def build(
     Returns:
         Path of the page, `index.html` in the folder.
     """
-    sections = [*sections]
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
     # nanolib moves all files to the folder at the end, so a failure does not damage an old report.
@@ -75,19 +73,13 @@ def build(
             if part.machine and part.newest:
                 _write_files(part, runs, made)
         (made / "profiling_report.md").write_text(_markdown(parts), encoding="utf-8")
-        cases = rows[["machine_id", "experiment", "case_id"]].drop_duplicates()
-        left_out = store.count_cases(run_ids) - len(cases)
-        page = _web_page(parts, specs, rows, runs, machines, left_out)
+        page = _web_page(parts, specs, rows, runs, machines)
         (made / "index.html").write_text(page, encoding="utf-8")
         for picture in pending:
             picture.result()
         # The page comes last, so an interrupted report shows no file that is missing.
-        names = sorted((file.name for file in made.iterdir()), key="index.html".__eq__)
-        for name in names:
+        for name in sorted((file.name for file in made.iterdir()), key="index.html".__eq__):
             (made / name).replace(folder / name)
-        # Other files of an earlier report would show other runs.
-        for name in set(itertools.chain(*map(_file_names, sections))).difference(names):
-            (folder / name).unlink(missing_ok=True)
     return folder / "index.html"
 
 
@@ -111,8 +103,7 @@ def _parts(
     flags = overview.flag_lines(rows)
     if tables or flags:
         yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
-    runs = overview.run_facts(runs, machines)
-    yield Part("runs", "Runs and machines", tables=_whole_table("Runs", runs))
+    yield Part("runs", "Runs and machines", tables=_whole_table("Runs", overview.run_facts(runs)))
 
 
 def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
@@ -128,10 +119,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
         section.question,
         section.verdict(rows),
         {name + ending: draw(rows) for name, draw in section.charts.items()},
-        {
-            title: (table.of(rows), table.readable(rows))
-            for title, table in section.shown(rows).items()
-        },
+        {title: (table.of(rows), table.readable(rows)) for title, table in section.tables.items()},
         machine,
         newest,
         rows,
@@ -151,26 +139,12 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
             yield f"{length:.0f}", findings
 
 
-def _table_name(experiment: str, at: int, title: str) -> str:
-    """Return the name of the files of a section's table, without an ending."""
-    name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
-    return f"{experiment}_{name}"
-
-
-def _file_names(section: Section) -> Iterator[str]:
-    """Yield the names of all files that a report may have for a section."""
-    yield f"{section.experiment}_profile.json"
-    tables = (_table_name(section.experiment, *one) for one in enumerate(section.tables))
-    pictures = (*section.charts, *section.files)
-    for names, endings in ((tables, (".csv", ".md")), (pictures, (".png", ".svg"))):
-        yield from (name + ending for name in names for ending in endings)
-
-
 def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
     for at, (title, (table, readable)) in enumerate(part.tables.items()):
-        name = _table_name(part.name, at, title)
-        for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
-            (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
+        ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
+        name = folder / f"{part.name}_{ending}"
+        name.with_suffix(".csv").write_text(csv_text(table), encoding="utf-8")
+        name.with_suffix(".md").write_text(markdown_table(readable) + "\n", encoding="utf-8")
     own = overview.of_experiment(part.rows, part.name)
     tables = {"runs": runs[runs["experiment"] == part.name], "measurements": own}
     text = json_text(tables, verdict=list(map(str, part.verdict)))
@@ -183,7 +157,7 @@ def _markdown(parts: list[Part]) -> str:
     for part in filter(lambda one: one.newest, parts):
         lines.append(f"## {part.title}")
         lines.append("\n".join(f"- {markdown_text(str(finding))}" for finding in part.verdict))
-        lines += [f"![{name}]({name}.png)" for name in part.charts]
+        lines += [f"![{name}]({name}.png)" for name in (*part.charts, *part.files)]
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]
     if not any(part.machine for part in parts):
@@ -195,7 +169,7 @@ def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
     """Return a table for people, without empty columns, with the sequence length of each line."""
     filled = ~readable.isin(["", "—"]).all()
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
-    return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
+    return Table(readable.loc[:, filled], lengths.map("{:.0f}".format).replace("nan", ""))
 
 
 def _web_page(
@@ -204,7 +178,6 @@ def _web_page(
     rows: pd.DataFrame,
     runs: pd.DataFrame,
     machines: pd.DataFrame,
-    left_out: int,
 ) -> str:
     """Return the web page, which loads nothing from a network and escapes all text.
 
@@ -214,7 +187,6 @@ def _web_page(
         rows: Measurements of the parts.
         runs: Runs of the measurements.
         machines: All machines of the store.
-        left_out: Number of older cases that the page does not show.
     """
     template, style, script = (
         (_PAGE / name).read_text(encoding="utf-8")
@@ -235,7 +207,7 @@ def _web_page(
         drawn=drawn,
         runs=len(runs),
         count=len(rows),
-        left_out=left_out,
+        most_cases=SHOWN_CASES,
         machines=named,
         measured={n: f"{n:,}" for n in lengths},
         lines=Lines,

@@ -21,12 +21,16 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from nanolib.measurement import printable
 from nanolib.numbers import format_number
-from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
+from nanolib.report.axis import Axis, domain_of
 from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
+_WIDTH = 680  # Width of a chart, in pixels. The panels of a line chart share this width.
 _LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
+# Columns with names, whose control characters would crash vl-convert.
+_TEXTS = {"series", "panel", "part", "text", "note"}
 _SHORT_COUNT = (
     "datum.value < 16384 ? format(datum.value, ',~r') : datum.value < 1048576 ? datum.value / 1024 + 'K' : "
     "datum.value / 1048576 + 'M'"
@@ -45,14 +49,11 @@ def plot(
     subtitle: Sequence[str] = (),
     unit: str = "",
     xunit: str = "",
-    xfmt: str = "",
     log: str = "",
     ref: float | None = None,
     ref_text: str = "",
     band: tuple[float, float] | None = None,
     fmt: str = ",.3~r",
-    join: bool = True,
-    width: int = 680,
     empty: str = "nothing was measured",
 ) -> Drawing:
     """Draw a chart with one panel for each value of the column `panel`.
@@ -66,23 +67,20 @@ def plot(
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
-        xfmt: Number format of that axis, or empty to show short counts.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
         ref_text: Label of the reference line of a line chart.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
-        join: Whether a line joins the points of a series.
-        width: Width in pixels. The panels of a line chart share this width.
         empty: Reason to show if there is no data.
     """
     if data is None or data.empty:
         return empty_chart(title, empty)
-    lines = [line for line in subtitle if line]
-    if kind == "line" and join and data["x"].nunique() == 1:
+    lines = [printable(line) for line in subtitle if line]
+    if kind == "line" and data["x"].nunique() == 1:
         at = float(data["x"].iloc[0])
         lines = [line.replace("Dashed", "Tick") for line in lines]
-        lines += [f"{xunit}: {f'{at:{xfmt}}' if xfmt else format_number(at)}."] if xunit else []
+        lines += [f"{xunit}: {format_number(at)}."] if xunit else []
         data = data.assign(x=data["y"]).drop(columns="y")
         kind, log, ref_text = "rows", "x" if "y" in log else "", ""
     is_line = kind == "line"
@@ -91,15 +89,21 @@ def plot(
     colors = data["series"].map(hues(data["series"]))
     defaults = {"sure": True, "text": "", "note": "", "panel": "", "hue": colors}
     data = pd.DataFrame(defaults | dict(data.items()))
-    if value in log:
-        data, left_out = drop_unloggable(data, value)
-        lines += [f"The logarithmic axis excludes points of {left_out}."] if left_out else []
+    for name in _TEXTS.intersection(data):
+        data[name] = data[name].map(lambda text: printable(str(text)), na_action="ignore")
+    is_log = value in log
+    if is_log:  # A logarithmic axis shows only numbers above 0.
+        for name in {value, "low", "high", "pred"}.intersection(data):
+            numbers = data[name].astype(float)
+            data[name] = numbers.where((numbers > 0) & np.isfinite(numbers))
     guides = [*(band or ()), *([] if ref is None else [ref])]
-    has_zero = value not in log and (kind != "rows" or ref is None)
-    domain = domain_of(data, value, value in log, has_zero, guides)
+    has_zero = not is_log and (kind != "rows" or ref is None)
+    domain = domain_of(data, value, is_log, has_zero, guides)
     if domain is None:
-        return empty_chart(title, " ".join(lines) or empty)
-    axis = Axis(unit, value, value in log, domain, fmt)
+        return empty_chart(title, "no value can be drawn on this axis")
+    if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
+        data["low"] = data["low"].fillna(domain[0]).where(data["high"].notna())
+    axis = Axis(unit, value, is_log, domain, fmt)
     panels = data["panel"].unique()
     if len(panels) == 1:
         title = ": ".join(filter(None, (title, *panels)))
@@ -109,10 +113,10 @@ def plot(
     charts = []
     for name, part in data.groupby("panel", sort=False):
         if is_line:
-            size = {"width": width // len(panels), "height": _HEIGHT}
-            part, layers = _draw_lines(part, axis, xunit, xfmt, "x" in log, join)
+            size = {"width": _WIDTH // len(panels), "height": _HEIGHT}
+            part, layers = _draw_lines(part, axis, xunit, "x" in log)
         else:
-            size = {"width": width, "height": alt.Step(26)}
+            size = {"width": _WIDTH, "height": alt.Step(26)}
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
         chart = alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
         if len(panels) > 1:
@@ -120,7 +124,7 @@ def plot(
         charts.append(chart)
     if len(charts) > 1:
         chart = (alt.hconcat if is_line else alt.vconcat)(*charts, spacing=28)
-    chart.title = alt.Title(title, subtitle=lines or alt.Undefined)
+    chart.title = alt.Title(printable(title), subtitle=lines or alt.Undefined)
     return themed(chart)
 
 
@@ -188,19 +192,16 @@ def _draw_marks(
 
 
 def _draw_lines(
-    data: pd.DataFrame, axis: Axis, xunit: str, xfmt: str, log: bool, join: bool
+    data: pd.DataFrame, axis: Axis, xunit: str, log: bool
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted(float(x) for x in data["x"].unique())
     ends = [places[0], places[-1]]
-    ticks = {"values": log_ticks(*ends)} if log else {"tickCount": 6}
-    if join and len(places) <= 12 and not xfmt:
-        ticks = {"values": places}
-    ticks |= {"format": xfmt} if xfmt else {"labelExpr": _SHORT_COUNT}
+    ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
     x = alt.X(
         "x:Q",
         title=xunit,
         scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
-        axis=alt.Axis(grid=False, labelOverlap=True, **ticks),
+        axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
     )
     label = data["text"].where(data["text"] != "", data["series"]).astype(str)
     data = data.assign(label=label)
@@ -213,9 +214,8 @@ def _draw_lines(
     if "pred" in data:
         look = {"strokeDash": [3, 3], "strokeWidth": 1.4, "clip": True}
         layers.append(_layer("line", lines | axis.encode("pred"), "isValid(datum.pred)", **look))
-    if join:
-        look = {"strokeWidth": 2, "clip": True}
-        layers.append(_layer("line", lines | axis.encode("y"), "isValid(datum.y)", **look))
+    look = {"strokeWidth": 2, "clip": True}
+    layers.append(_layer("line", lines | axis.encode("y"), "isValid(datum.y)", **look))
     layers += _draw_marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
     # The gray of the fifth and all further series is too pale for text.
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)

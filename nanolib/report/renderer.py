@@ -8,7 +8,6 @@ import base64
 import contextlib
 import functools
 import io
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import altair as alt
 import vl_convert
 from altair.utils import schemapi
 
-from nanolib.measurement import BadInput, printable
 from nanolib.paths import put_in_place
 from nanolib.report.theme import Drawing
 
@@ -28,16 +26,8 @@ _NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because git stores t
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega. Control characters are escaped, because they crash vl-convert."""
-    return vl_convert.vegalite_to_vega(_without_control(spec), vl_version=vl_version)
-
-
-def _without_control(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if value.isprintable() else "\n".join(map(printable, value.split("\n")))
-    if isinstance(value, dict):
-        return {_without_control(key): _without_control(item) for key, item in value.items()}
-    return [_without_control(item) for item in value] if isinstance(value, list) else value
+    """Compile Vega-Lite to Vega."""
+    return vl_convert.vegalite_to_vega(spec, vl_version=vl_version)
 
 
 @functools.cache
@@ -73,46 +63,11 @@ def _palette(picture: bytes) -> bytes:
     return packed.getvalue()
 
 
-def _pictures(spec: dict[str, Any]) -> dict[str, bytes]:
-    """Return the contents of a PNG file and an SVG file of the chart, by file ending."""
-    drawn = vl_convert.vega_to_svg(compiled(spec))
-    png = _palette(vl_convert.svg_to_png(drawn, scale=_SCALE))
-    return {".png": png, ".svg": drawn.encode()}
-
-
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Save a Vega-Lite chart in a folder, as a PNG file and an SVG file with the same name."""
-    for ending, content in _pictures(spec).items():
-        (folder / f"{name}{ending}").write_bytes(content)
-
-
-def _page(spec: dict[str, Any]) -> str:
-    """Return an HTML page with a Vega chart. Without `<`, no text of the chart can end the script."""
-    data = json.dumps(spec).replace("<", "\\u003c")
-    return (
-        '<!doctype html><meta charset="utf-8"><title>nanolib chart</title><div id="chart"></div>'
-        f"<script>{javascript()}</script>"
-        f'<script>vegaEmbed("#chart", {data}, {{renderer: "svg"}})</script>'
-    )
-
-
-def save_as(chart: Drawing, path: Path) -> None:
-    """Write a chart to a file.
-
-    Args:
-        chart: Chart to write.
-        path: Path that ends with `.png`, `.svg`, or `.html` for an interactive page.
-
-    Raises:
-        BadInput: The ending is unknown.
-    """
-    spec = chart.to_dict()
-    found = _pictures(spec)
-    if path.suffix == ".html":
-        found[".html"] = _page(compiled(spec)).encode()
-    if path.suffix not in found:
-        raise BadInput(f"--chart: {path} must end with .html, .png or .svg")
-    path.write_bytes(found[path.suffix])
+    drawn = vl_convert.vega_to_svg(compiled(spec))
+    (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    (folder / f"{name}.png").write_bytes(_palette(vl_convert.svg_to_png(drawn, scale=_SCALE)))
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from nanolib.report import tables
-from nanolib.report.finding import Finding
+from nanolib.report.finding import MOST_FINDINGS, Finding
 from nanolib.report.theme import Chart, Drawing, is_empty
 
 
@@ -37,7 +37,7 @@ class Section:
         charts: Maps a file name to the function that draws the chart. The first of at most three
             charts answers the question.
         tables: Maps a title to a table, the main table first.
-        verdict: Function that builds the findings from measurements.
+        find: Function that builds the findings from measurements.
         files: Maps a file name to a function that draws a chart. The page omits these charts, and
             the folder of the report contains their pictures.
     """
@@ -46,7 +46,7 @@ class Section:
     question: str
     charts: Mapping[str, Chart]
     tables: Mapping[str, CaseTable]
-    verdict: Callable[[pd.DataFrame], list[Finding]]
+    find: Callable[[pd.DataFrame], list[Finding]]
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> Drawing:
@@ -57,14 +57,16 @@ class Section:
                 return chart
         return drawings[0](rows)
 
-    def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
-        """Return the main table, even if it is empty, and all other tables that have a line."""
-        main = next(iter(self.tables))
-        return {
-            title: table
-            for title, table in self.tables.items()
-            if title == main or len(table.of(rows))
-        }
+    def verdict(self, rows: pd.DataFrame) -> list[Finding]:
+        """Return the first five findings, without orders of timings from a busy machine.
+
+        A heading has at most one finding about a busy machine.
+        """
+        kept = {}
+        for finding in self.find(rows):
+            sound = finding.without_busy_order()
+            kept.setdefault((sound.about, "" if sound is not finding else str(finding)), sound)
+        return list(kept.values())[:MOST_FINDINGS]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ from nanolib.report.overview import drop_missing, pick
 class Column:
     """Column of a table of cases.
 
+    A column with a metric has further columns for the interval, the prediction and interference.
+    The names of these columns end with `_low`, `_high`, `_predicted` and `_busy`. `_busy` is true
+    if other processes used the machine.
+
     Attributes:
         name: Name of the column.
         title: Title of the column for people, or empty if people do not see the column.
@@ -36,18 +40,6 @@ class Column:
         """Return the new columns. `found` has at most one measurement per line of the table."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
-        return {self.name: found["estimate"]}
-
-
-class IntervalColumn(Column):
-    """Column with further columns for the interval, the prediction and interference.
-
-    The names of these columns end with `_low`, `_high`, `_predicted` and `_busy`. `_busy` is true
-    if other processes used the machine.
-    """
-
-    def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return the new columns. `found` has at most one measurement per line of the table."""
         return {
             self.name: found["estimate"],
             f"{self.name}_low": found["low"],
@@ -141,17 +133,6 @@ def add_metric_columns(
             found = found.drop_duplicates("line").set_index("line")
             added.append(pd.DataFrame(column.of(found), found.index).reindex(table.index))
     return pd.concat([table, *added], axis=1)
-
-
-def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
-    """Divide the column `above` by `below`. The interval is the widest that both columns allow."""
-    busy = table.reindex(columns=[f"{above}_busy", f"{below}_busy"])
-    return {
-        name: table[above] / table[below],
-        f"{name}_low": table[f"{above}_low"] / table[f"{below}_high"],
-        f"{name}_high": table[f"{above}_high"] / table[f"{below}_low"],
-        f"{name}_busy": busy.eq(True).any(axis=1),
-    }
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
@@ -270,25 +251,11 @@ def joined(messages: pd.Series) -> str:
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
-def with_ends(row: Mapping[str, Any], column: str, unit: str = "") -> str:
-    """Format a number of a line with its unit and its interval, such as `4.06× [3.98 … 4.10]`."""
-    figure = format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
-    number, space, ends = figure.partition(" ")
-    return f"{number}{unit}{space}{ends}"
-
-
 def in_ms(row: Mapping[str, Any], column: str) -> str:
     """Format a time of a line with its interval, in ms."""
-    return with_ends(row, column, " ms")
+    return Estimate.of(row, column).text(" ms")
 
 
-def times(row: pd.Series, column: str) -> str:
+def times(row: Mapping[str, Any], column: str) -> str:
     """Format a ratio of a line with its interval."""
-    return with_ends(row, column, "×")
-
-
-def percent(row: pd.Series, column: str) -> str:
-    """Format a share of a line with its interval, in percent."""
-    share, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
-    ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"
-    return f"{share:.0%}{ends}"
+    return Estimate.of(row, column).text("×")

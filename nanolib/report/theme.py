@@ -7,6 +7,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from nanolib.measurement import printable
+
 Drawing = alt.TopLevelMixin  # One chart, or several charts next to each other.
 Chart = Callable[[pd.DataFrame], Drawing]  # Function that draws a chart of measurements.
 
@@ -49,6 +51,7 @@ def hues(names: Iterable[Any]) -> dict[Any, str]:
 
 def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
+    why = printable(why)
     lines = textwrap.wrap(why, 100)
     text = alt.Chart(pd.DataFrame({"why": ["\n".join(lines)]})).encode(text="why:N")
     text = text.mark_text(fontSize=13, align="left", x=0, lineBreak="\n", color=COLOURS["muted"])
@@ -60,15 +63,6 @@ def empty_chart(title: str, why: str) -> Drawing:
 def is_empty(chart: Drawing) -> bool:
     """Return whether `empty_chart` made the chart."""
     return isinstance(getattr(chart, "usermeta", None), dict)
-
-
-def side_by_side(*charts: Drawing) -> Drawing:
-    """Place several charts next to each other in one picture."""
-    for chart in charts:
-        # Vega-Lite allows these properties only in the outermost chart.
-        chart.config = alt.Undefined
-        chart.usermeta = alt.Undefined
-    return themed(alt.hconcat(*charts, spacing=28))
 
 
 def themed(chart: Drawing) -> Drawing:
@@ -95,6 +89,7 @@ def themed(chart: Drawing) -> Drawing:
                 "subtitleFontSize": _TEXT,
                 "subtitleColor": COLOURS["muted"],
                 "subtitlePadding": 4,
+                "offset": 10,
             },
             "legend": {"title": None, "orient": "top", "symbolLimit": 0},
             "background": COLOURS["paper"],

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
 # In a series of timings, there are at least two values between two changes of level.
 MIN_SEGMENT = 2
@@ -16,12 +15,6 @@ LEAST_HISTORY = 2 * LEAST_RUNS
 PENALTY = 8.0
 # nanolib compares a change with the noise of the eight runs on each side, because noise may grow.
 _NEAR = 8
-# The noise of the ten latest runs counts as the present noise.
-_RECENT = 10
-# In at most 1 % of histories without a change, noise looks like an outlier.
-_ALARMS = 0.01
-# An outlier is at least five standard errors of an estimate away from the level.
-_FAR = 5.0
 
 
 def step_noise(series: ArrayLike) -> float:
@@ -131,44 +124,6 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
         [2.0, 7.0]
     """
     return [float(np.median(series[a:b])) for a, b in itertools.pairwise(bounds)]
-
-
-def find_recent_outlier(
-    values: ArrayLike, uncertainty: ArrayLike, least: float
-) -> tuple[int, float] | None:
-    """Find whether the last one or two values are outliers compared with earlier values.
-
-    A value is an outlier if it is outside Student's prediction interval for the next value. The
-    interval uses the values since the last change of level. If the latest ten values give a wider
-    interval, the wider interval counts, because noise may grow.
-
-    Args:
-        values: Estimates in order of time, shape [n], above 0.
-        uncertainty: Half-width of each 95 % interval, as a share of the estimate, shape [n].
-        least: Smallest difference that counts, as a share of the level.
-
-    Returns:
-        Index of the first outlier and the ratio of the new values to the earlier level, or None if
-        there is no outlier.
-    """
-    x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
-    for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
-        if index >= LEAST_RUNS:
-            changes = changes_of_level(x[:index], widths[:index], least)
-            level = np.log(x[changes[-1][0] if changes else 0 : index])
-            noise = max(_prediction_reach(level), _prediction_reach(level[-_RECENT:]))
-            least_step = max(math.log1p(least), noise, _FAR * float(np.median(widths)) / 1.96)
-            last = np.log(x[index:]) - level.mean()
-            if (last > least_step).all() or (last < -least_step).all():
-                return index, math.exp(float(np.median(np.log(x[index:])) - np.median(level)))
-    return None
-
-
-def _prediction_reach(level: np.ndarray) -> float:
-    """Return how far the next value may be from the mean of a level by chance."""
-    # Two tests with two sides each share the chance of a false alarm, so each side has a quarter.
-    student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))
-    return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import nctdtrinc, ndtri, stdtr, stdtrit
+from scipy.special import bdtr, stdtr, stdtrit
 
-from nanolib.measurement import BadInput, Direction
-from nanolib.stats.intervals import Interval, TooFewSamples
-from nanolib.stats.signed_ranks import attained_level, capped_centre, capped_p, hodges_lehmann
+from nanolib.measurement import BadInput
+from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
+from nanolib.stats.signed_ranks import hodges_lehmann
 
 THRESHOLD = 0.05  # Smallest change that counts as regressed or improved.
 # Two versions are equivalent if the 90 % interval of their ratio is between 0.97 and 1.03.
@@ -55,7 +55,6 @@ class Verdict:
         equivalence: The ratio with its 90 % interval, for two one-sided equivalence tests at 5 %.
         raw_p: Two-sided p-value of the comparison, before any adjustment.
         threshold: Smallest change that counts, as a share.
-        direction: Whether lower or higher values are better.
     """
 
     kind: Kind
@@ -66,17 +65,11 @@ class Verdict:
     equivalence: Interval
     raw_p: float
     threshold: float = THRESHOLD
-    direction: Direction = Direction.LOWER
-
-    @property
-    def worse(self) -> float:
-        """Share by which B is worse than A, or a negative share if B is better."""
-        return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
 
     @property
     def open(self) -> str:
         """Text that completes a verdict with the direction, the size or the detectable change."""
-        way = "slower" if self.worse > 0 else "faster"
+        way = "slower" if self.ratio > 1 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high
         if self.kind is Kind.SUSPECT:
@@ -90,13 +83,7 @@ class Verdict:
         return f"minimum detectable change: {self.minimum_detectable_effect:.1%}"
 
 
-def compare_paired(
-    base: ArrayLike,
-    current: ArrayLike,
-    *,
-    threshold: float = THRESHOLD,
-    direction: Direction = Direction.LOWER,
-) -> Verdict:
+def compare_paired(base: ArrayLike, current: ArrayLike, *, threshold: float = THRESHOLD) -> Verdict:
     """Compare blocks of A and B that were measured in pairs, so that drift affects both equally.
 
     The ratio is Hodges and Lehmann's estimate. The p-value is from Wilcoxon's test on ln(B/A).
@@ -105,7 +92,6 @@ def compare_paired(
         base: Block medians of A, any unit, shape [n], above 0, n >= 6.
         current: Block medians of B in the same order and unit, shape [n], above 0.
         threshold: Smallest change that counts as regressed or improved, as a share.
-        direction: Whether `lower` or `higher` values are better.
 
     Raises:
         TooFewSamples: There are fewer than six pairs.
@@ -121,28 +107,8 @@ def compare_paired(
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
-    # For normal differences, a signed-rank test of n pairs has the power of a t-test of 3n/π pairs.
-    error = float(delta.std(ddof=1)) / math.sqrt(len(delta)) * math.sqrt(math.pi / 3)
-    effect = _detectable(error, len(delta) - 1, attained_level(len(delta), _ALPHA))
-    return _verdict(intervals, p, effect, threshold, direction)
-
-
-def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
-    """Return times of A and B that agree with a ratio that was estimated from pairs.
-
-    The ratio of the two medians may differ from the estimate, because slow pairs move both medians.
-
-    Args:
-        base: Block times of A, any unit, shape [n].
-        current: Block times of B in the same unit, shape [m].
-        ratio: Estimate of B / A from pairs.
-
-    Returns:
-        Times of A and B. Their ratio is `ratio`, and their geometric mean is that of the two
-        medians.
-    """
-    middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(ratio)
-    return float(middle / half), float(middle * half)
+    error = float(delta.std(ddof=1)) / math.sqrt(len(delta))
+    return _verdict(intervals, p, _detectable(error, len(delta) - 1), threshold)
 
 
 def compare(
@@ -150,7 +116,6 @@ def compare(
     current: ArrayLike,
     *,
     threshold: float = THRESHOLD,
-    direction: Direction = Direction.LOWER,
     spread: Spread | None = None,
 ) -> Verdict:
     """Compare blocks of A and B that were measured at different times, without control of drift.
@@ -162,7 +127,6 @@ def compare(
         base: Block medians of A, any unit, shape [n], above 0, n >= 6.
         current: Block medians of B in the same unit, shape [m], above 0, m >= 6.
         threshold: Smallest change that counts as regressed or improved, as a share.
-        direction: Whether `lower` or `higher` values are better.
         spread: Spread between runs of the same code, which the blocks of one run do not show.
 
     Raises:
@@ -181,40 +145,41 @@ def compare(
         tests.append((math.sqrt(2) * spread.sd, spread.freedom))
     if not tests:  # On a coarse clock, all blocks may take the same time.
         same = Interval(difference, difference, difference)
-        return _verdict([same, same], float(difference == 0), 0.0, threshold, direction)
+        return _verdict([same, same], float(difference == 0), 0.0, threshold)
     p = max(2 * float(stdtr(freedom, -abs(difference) / error)) for error, freedom in tests)
     intervals = []
     for level in (0.95, 0.90):
         reach = max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom in tests)
         intervals.append(Interval(difference - reach, difference, difference + reach))
     effect = max(_detectable(error, freedom) for error, freedom in tests)
-    return _verdict(intervals, p, effect, threshold, direction)
+    return _verdict(intervals, p, effect, threshold)
 
 
-def compare_processes(
-    ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
-) -> Verdict:
+def compare_processes(ratios: ArrayLike, *, threshold: float = THRESHOLD) -> Verdict:
     """Compare two versions by their ratio in each pair of processes.
 
     The memory layout and the cores of a process change its speed by chance, in most pairs by 1 to
-    3 %. Some processes are 10 to 40 % slower until they end. nanolib estimates the ratio from
-    signed ranks that are capped at n / 4, so such outliers hardly change the estimate.
+    3 %. Some processes are 10 to 40 % slower until they end. Such outliers hardly change the median
+    of the ratios, so the ratio is the median, and the p-value is from the sign test.
 
     Args:
         ratios: B / A for each pair of processes, shape [n], above 0, n >= 6.
         threshold: Smallest change that counts as regressed or improved, as a share.
-        direction: Whether `lower` or `higher` values are better.
 
     Raises:
         TooFewSamples: There are fewer than six pairs.
         BadInput: A ratio is not above 0.
+
+    Source: Conover (1999), Practical nonparametric statistics, section 3.4, for the sign test.
     """
     delta = _logs("ratios", ratios)
-    intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
+    intervals = [median_interval(delta, confidence) for confidence in (0.95, 0.90)]
+    moved = delta[delta != 0]
+    fewer = min(int((moved < 0).sum()), int((moved > 0).sum()))
+    p = min(1.0, 2 * float(bdtr(fewer, len(moved), 0.5))) if len(moved) else 1.0
     # Outliers increase a standard deviation, so nanolib derives the error from the interval.
-    error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
-    effect = _detectable(error, len(delta) - 1)
-    return _verdict(intervals, capped_p(delta), effect, threshold, direction)
+    error = (intervals[0].high - intervals[0].low) / 2 / 1.96
+    return _verdict(intervals, p, _detectable(error, len(delta) - 1), threshold)
 
 
 def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -244,33 +209,27 @@ def _logs(name: str, values: ArrayLike) -> np.ndarray:
     return np.log(x)
 
 
-def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
+def _detectable(error: float, freedom: float) -> float:
     """Return the smallest change that a two-sided t-test finds in 80 % of runs, as a share."""
-    return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
+    return math.expm1(float(stdtrit(freedom, 1 - _ALPHA / 2) + stdtrit(freedom, 0.8)) * error)
 
 
-def _verdict(
-    logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction
-) -> Verdict:
+def _verdict(logs: list[Interval], p: float, effect: float, threshold: float) -> Verdict:
     wide, narrow = (Interval(*(math.exp(end) for end in interval)) for interval in logs)
     if not 0 <= threshold < 1:
         raise BadInput(f"threshold: must be a share from 0 to below 1, got {threshold!r}")
-    if Direction(direction) is Direction.EQUAL:
-        raise BadInput("direction: a ratio needs lower or higher, got equal")
-    rest = threshold, Direction(direction)
-    verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, *rest)
+    verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, threshold)
     return replace(verdict, kind=_kind(verdict, p))
 
 
 def _kind(verdict: Verdict, p: float) -> Kind:
     """Return the verdict in one word, from the adjusted p-value `p`."""
-    worse = verdict.worse
-    better = 1 / (1 + worse) - 1
-    if p < _ALPHA and worse > verdict.threshold:
+    slower, faster = verdict.ratio - 1, 1 / verdict.ratio - 1
+    if p < _ALPHA and slower > verdict.threshold:
         return Kind.REGRESSED
-    if p < _ALPHA and better > verdict.threshold:
+    if p < _ALPHA and faster > verdict.threshold:
         return Kind.IMPROVED
-    if verdict.raw_p < _ALPHA and max(worse, better) > MARGIN:
+    if verdict.raw_p < _ALPHA and max(slower, faster) > MARGIN:
         return Kind.SUSPECT
     if verdict.equivalence.low > 1 - MARGIN and verdict.equivalence.high < 1 + MARGIN:
         return Kind.EQUIVALENT

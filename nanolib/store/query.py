@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
-from nanolib.store.connection import Connection, days_ago, value_of
+from nanolib.store.connection import Connection, days_ago
 from nanolib.store.identity import alive, gone
 from nanolib.store.schema import JSON, LISTED, among, listed
 
@@ -126,14 +126,6 @@ class Reader(Connection):
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
-    def count_cases(self, run_ids: Iterable[str]) -> int:
-        """Count the distinct cases of some runs, per machine and experiment."""
-        query = (
-            "SELECT count(*) FROM (SELECT DISTINCT machine_id, experiment, case_id FROM results"
-            f" WHERE run_id IN {LISTED})"
-        )
-        return value_of(self.connection.execute(query, [listed(run_ids)]))
-
     def figures(
         self, metric: str, machine_ids: Iterable[str], last: int | None = None
     ) -> pd.DataFrame:
@@ -146,14 +138,14 @@ class Reader(Connection):
 
         Returns:
             Columns `run_id`, `started`, `git_revision`, `fingerprint`, `machine_id`, `experiment`,
-            `case_id`, `factors`, `scope`, `method`, `estimate`, `low`, `high`, `confidence`.
+            `case_id`, `factors`, `scope`, `method`, `estimate`, `low`, `high`.
         """
         of_run = "run_id, started, git_revision, fingerprint, machine_id, experiment"
         query = (
             f"WITH chosen AS (SELECT {of_run}, row_number()"
             f" OVER (PARTITION BY machine_id, experiment ORDER BY {_NEWEST_FIRST}) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
-            f" SELECT {of_run}, case_id, factors, scope, method, estimate, low, high, confidence"
+            f" SELECT {of_run}, case_id, factors, scope, method, estimate, low, high"
             " FROM chosen JOIN measurements USING (run_id)"
             " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
         )

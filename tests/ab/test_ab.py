@@ -114,6 +114,7 @@ def test_setup_makes_what_the_function_is_called_with(repository, compared):
 
 
 BAD = {
+    "base . --call work:run --metric tokens_per_second": "cannot be compared; use one of latency",
     "--call work:run -- base --upload-pack=x": "revision: '--upload-pack=x' is not a commit",
     "base broken --call work:run": "work:run cannot be imported (SyntaxError",
     "base . --call work:walk": "): work:walk: work has no callable 'walk'",

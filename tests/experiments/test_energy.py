@@ -47,7 +47,8 @@ def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp
     until(lambda: "power not measured: the recording has ended" in live.said.value)
     live.stop.click()
     live._thread.join(timeout=60)
-    points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]
+    drawn = [chart.chart.to_dict()["datasets"].values() for chart in live.charts]
+    points = [row for datasets in drawn for rows in datasets for row in rows]
     power = [row for row in points if "low" in row]
     assert [row["series"] for row in power[:2]] == ["idle", "prefill"]
     read = [row for row in power if row["y"]]

@@ -9,7 +9,7 @@ import pytest
 from nanolib.meters.energy import power
 from nanolib.meters.energy.integration import count, integrate
 from nanolib.stats.intervals import median_interval
-from nanolib.stats.signed_ranks import attained_level, hodges_lehmann
+from nanolib.stats.signed_ranks import hodges_lehmann
 from nanolib.stats.steady import fences
 
 # Source: critical values of Wilcoxon's signed-rank statistic, two-sided at 5 % (Wilcoxon 1945; Conover 1999, table A12).
@@ -23,12 +23,6 @@ def test_the_signed_ranks_interval_ends_at_the_tables_critical_value(n):
     interval = hodges_lehmann(x)
     assert interval.low == pytest.approx(walsh[CRITICAL[n]])
     assert interval.high == pytest.approx(walsh[-1 - CRITICAL[n]])
-
-
-# Source: the same distribution: P(T = 0) of n values is 2^-n on either side.
-def test_six_pairs_are_the_fewest_that_can_differ_at_five_per_cent():
-    assert attained_level(6, 0.05) == 2 * 2**-6
-    assert attained_level(60, 0.05) < 0.05 == attained_level(61, 0.05)  # from there on normal
 
 
 # Source: Hettmansperger & Sheather (1986): between order statistics whose binomial levels enclose 95 %; for n = 6 these are the

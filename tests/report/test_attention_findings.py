@@ -1,13 +1,13 @@
 """No finding on attention claims more than its intervals: speed, rooflines, and loss."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from nanolib.experiments.attention.findings import attention_table
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import exact
 from tests.report.cases import attention_case, quality_case, timed
-from tests.report.rows import interval
 from tests.shown import CHARTS
 
 ABOUT = "Non-causal, batch 3, float32"
@@ -92,26 +92,17 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     assert "is 4.00× [3.73 … 4.29] as fast as dense" in first and first.endswith(said)
 
 
-@pytest.mark.parametrize(
-    ("moved", "rate", "said"),
-    [
-        (
-            1e5,
-            1.2e11,
-            "reaches 120 GFLOP/s, above the roofline's 100 GFLOP/s: the measured peak rate",
-        ),
-        (1e6, 6e10, "reaches 60 GFLOP/s, above the roofline's 40 GFLOP/s: part of the data stays"),
-    ],
-)
-def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
-    peaks = [Measurement("ceiling_flops", 1e11, scope="float32")]
-    peaks.append(Measurement("ceiling_bytes", 1e10, scope="copy"))
-    factors, found = attention_case("dense", 9, 10, 11)
-    found += [exact("flops", 4e6, scope="forward"), exact("bytes", moved, scope="forward")]
-    ends = 0.99 * rate, rate, 1.01 * rate
-    found.append(interval("flops_per_second", *ends, scope="forward"))
-    line = _line(say("attention", [({"ceiling": "both"}, peaks), (factors, found)]), "Forward is")
-    assert said in line and ("nano doctor" in line) == (moved == 1e5)
+def test_the_best_case_of_each_pass_is_compared_with_the_roofline(say):
+    cases = []
+    for n, bound_ms, share in ((64, 5.0, 0.5), (4096, 8.0, 0.4)):  # the FLOPs take 5 ms and 4 ms
+        factors, (latency, *found) = attention_case("dense", 9, 10, 11, seq_len=n)
+        found += [replace(latency, predicted=bound_ms), exact("mfu", share, scope="forward")]
+        found.append(timed("forward, cold", 90, 100, 110, predicted=8.0))  # it has no MFU
+        cases.append((factors, found))
+    assert _line(say("attention", cases), "roofline") == (
+        "Forward is compute-bound in 1 of 2 cases and memory-bound in 1 of 2 cases: "
+        "dense reaches 80% [73% … 89%] of the roofline at 4,096 tokens."
+    )
 
 
 @pytest.mark.parametrize(

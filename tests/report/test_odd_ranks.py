@@ -4,9 +4,9 @@ import pytest
 
 from nanolib.experiments.distributed.tables import component_table
 from nanolib.experiments.distributed.view import SECTION
-from nanolib.measurement import Flag, Status, exact
+from nanolib.measurement import Flag, exact
 from tests.report.cases import COMPUTING, decode_case, timed
-from tests.report.rows import ended, interval
+from tests.report.rows import interval
 from tests.shown import CHARTS
 
 FUSED = {"fused": ((8, 9, 9.5), COMPUTING)}
@@ -70,9 +70,3 @@ def test_timings_of_a_busy_machine_are_hollow(measured):
     for flags, sure in (((), True), ((Flag.BUSY_MACHINE,), False)):
         rows = measured("distributed", [decode_case(FUSED, flags=flags)])
         assert [point["sure"] for point in _drawn("decode_scaling", rows)] == [sure]
-
-
-def test_without_a_result_across_ranks_the_conclusion_has_the_reason(say):
-    shape = decode_case(FUSED)[0]
-    (line,) = say("distributed", [(shape, [ended(Status.ERROR, "no port")])])
-    assert line.endswith("was not measured: no case has a result (1 error: no port).")

@@ -1,7 +1,6 @@
 """FP8, warm-up and energy with parameters unlike the notebooks' own: parts left out, or cases that failed."""
 
 import pandas as pd
-import pytest
 
 from nanolib.measurement import Status
 from nanolib.report.display import Table
@@ -49,18 +48,6 @@ def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
     data = CHARTS["fp8_precisions"](measured("fp8", SPEED)).to_dict()["datasets"].values()
     texts = {row["series"]: row["text"] for rows in data for row in rows if "series" in row}
     assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
-
-
-@pytest.mark.parametrize(
-    ("experiment", "case", "what"),
-    [
-        ("warmup", warmup_process("forward", 0, {0: (10, 12)}), "Warm-up"),
-        ("energy", ({"name": "tiny", "look": "layers"}, []), "Energy"),
-    ],
-)
-def test_cases_that_failed_explain_why_nothing_was_measured(say, experiment, case, what):
-    why = "no case has a result (1 unsupported: no sensor)"
-    assert say(experiment, _failed([case], "no sensor")) == [f"{what} was not measured: {why}."]
 
 
 def test_warm_up_without_five_steps_has_nothing_to_compare_with(measured):

@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 
 import pandas as pd
 import pytest
+import vl_convert
 
 from nanolib.report.plot import plot
-from nanolib.report.renderer import compiled
+from nanolib.report.renderer import PAGE_VERSION, VEGALITE_VERSION, compiled
 from nanolib.report.theme import COLOURS, hues, is_empty, variables, with_variables
 from tests.report.rows import points
 from tests.shown import CHARTS
@@ -22,23 +24,39 @@ def _chart(log="", subtitle=(), unit="", **columns):
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad):
-    chart = _chart("y", ["As it was."], y=[2.0, bad, 5.0])
-    left_out = "The logarithmic axis excludes points of <odd>."
-    assert chart.title.subtitle == ["As it was.", left_out]
+def test_what_a_logarithmic_axis_cannot_show_is_left_out(bad):
+    chart = _chart("y", y=[2.0, bad, 5.0])
     assert points(chart, "y") == [(2.0,), (None,), (5.0,)]
 
 
 def test_an_interval_that_begins_at_zero_is_drawn_from_the_axis_on():
     chart = _chart("y", low=[1.0, 0.0, 4.0], high=[3.0, 4.0, 6.0])
     _, (low, y), _ = points(chart, "low", "y")
-    assert "subtitle" not in chart.to_dict()["title"] and 0 < low < 1 and y == 3.0
+    domain = chart.to_dict()["layer"][-1]["encoding"]["y"]["scale"]["domain"]
+    assert low == domain[0] > 0 and y == 3.0
 
 
 def test_a_chart_of_nothing_but_what_cannot_be_shown_says_so():
     empty = _chart("y", y=[0.0, -1.0, 0.0]).usermeta["empty"]
-    assert empty == "The logarithmic axis excludes points of fine, <odd>, too."
+    assert empty == "no value can be drawn on this axis"
     assert is_empty(plot(None, "Made", empty="why"))
+
+
+def test_control_characters_of_names_are_escaped():
+    text = _chart(series=["a\x1b[31m", "b\0", "c"], note=["\x07", "", ""]).to_json()
+    assert "\\\\x1b[31m" in text and "\\u001b" not in text and "\\u0000" not in text
+    assert "\\u0007" not in text
+    assert "\\u001b" not in plot(None, "Made", empty="\x1b").to_json()
+
+
+@pytest.mark.parametrize(("low", "high"), [(6.1, 7.8), (11, 19), (0.25, 0.55), (1.5, 700)])
+@pytest.mark.parametrize("version", [VEGALITE_VERSION, PAGE_VERSION])
+def test_a_logarithmic_axis_has_three_labels_or_more(low, high, version):
+    chart = _chart("y", y=[low, (low * high) ** 0.5, high])
+    drawn = vl_convert.vega_to_svg(compiled(chart.to_dict(), version))
+    axis = drawn.partition('aria-label="Y-axis')[2].partition("foreground")[0]
+    labels = re.findall(r"<text[^>]*>([\d,.]+)</text>", axis)
+    assert len(labels) >= 3, labels
 
 
 def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_title():

@@ -1,5 +1,7 @@
 import json
+import math
 
+import pandas as pd
 import pytest
 
 from nanolib.experiments import ALL, MEASURING
@@ -46,8 +48,13 @@ def failed(tmp_path_factory):
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
 def test_a_section_says_what_became_of_its_cases(failed, section, status):
     rows = failed.assign(status=status.value)
-    section.verdict(rows)
     charts = [draw(rows) for draw in (section.charts | section.files).values()]
     assert all(map(is_empty, charts))
     if section.experiment in MEASURING:
-        assert "no case has a result" in str([chart.usermeta for chart in charts])
+        assert "out of luck" in str(section.verdict(rows)[0])
+        assert f"{status}: out of luck" in str([chart.usermeta for chart in charts])
+
+
+def test_a_length_of_a_million_tokens_is_written_as_the_list_of_lengths_has_it():
+    whole = pd.DataFrame({"seq_len": [1048576.0, math.nan]})
+    assert page._table(whole, pd.DataFrame({"a": ["x", "y"]})).lengths == ["1048576", ""]

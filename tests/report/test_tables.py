@@ -7,7 +7,7 @@ import pandas as pd
 from nanolib.experiments.fp8.tables import speed_table
 from nanolib.measurement import Flag, Status
 from nanolib.report import overview, tables
-from tests.report.cases import fp8_case, inference
+from tests.report.cases import fp8_case
 from tests.report.rows import SIZES, ended, interval
 
 
@@ -28,18 +28,11 @@ def test_cases_that_failed_and_flags_are_counted(measured):
     rows = measured("attention", cases)
     (bad,) = overview.failures(rows).to_dict("records")
     assert bad["case"].startswith("odd ") and (bad["status"], bad["message"]) == ("oom", "full")
-    assert overview.why_empty(rows, "attention") == "no case has this result (1 oom: full)"
+    assert overview.why_empty(rows, "attention") == "oom: full"
     both = overview.failures(pd.concat([rows, rows.assign(machine_id="other678")]))
-    assert [case.split(" odd")[0] for case in both["case"]] == ["machine m1:", "machine other6:"]
+    assert [case.split()[-1] for case in both["case"]] == ["machine=m1", "machine=other6"]
     (line,) = overview.flag_lines(rows)
     assert str(line).startswith(f"1 of 2 timings have the flag {Flag.GOT_SLOWER}: ")
-
-
-def test_a_case_that_would_not_fit_is_reported_with_its_reason(say):
-    why = ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")
-    refused = inference()[0] | {"name": "huge"}, [why]
-    text = "\n".join(say("model", [inference(), refused]))
-    assert "huge was not started at 64 tokens: it needs 9 MiB" in text
 
 
 def test_cells_are_for_people():

@@ -25,7 +25,6 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 _ERROR_ROWS = 128
 # These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
-UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -110,8 +109,7 @@ class AttentionCase(Case):
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        rest = [f" {name}={value}" for name, value in self.options.items() if name in UNNAMED]
-        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}{''.join(rest)}"
+        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""

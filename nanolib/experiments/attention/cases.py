@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from nanolib.experiments.attention.case import UNNAMED, AttentionCase
+from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
@@ -170,21 +170,20 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-_UNNAMED = ("pattern", "sparsity", "backend", *UNNAMED)
-
-
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """Return the name of a case, such as `dense (flash)` or `flex window s=0.9`."""
+    """Return the name of a case, such as `dense (flash)` or `flex window s=0.9 block_size=64`."""
     if attention_type not in ("sparse", "flex"):
         values = " ".join(map(str, options.values()))
         return f"{attention_type} ({values})" if values else attention_type
     words = ["flex"] if attention_type == "flex" else []
     words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
     words.append(attention.parse_options(attention_type, options).pattern)
-    if (sparsity := options.get("sparsity")) is not None:
-        return " ".join([*words, f"s={sparsity:g}"])
-    sizes = []
+    sizes, others = [], []
     for name, value in options.items():
-        if name not in _UNNAMED:
+        if name in ("block_size", "seed", "per_head"):
+            others.append(f"{name}={value}")
+        elif name not in ("pattern", "sparsity", "backend"):
             sizes += value if isinstance(value, list) else [value]
-    return " ".join([*words, "+".join(map(str, sizes))]).strip()
+    if (sparsity := options.get("sparsity")) is not None:
+        sizes = [f"s={sparsity:g}"]
+    return " ".join([*words, *filter(None, ["+".join(map(str, sizes))]), *others])

@@ -11,11 +11,10 @@ import pandas as pd
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
 from nanolib.report.charts import roofline_words
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, Pairs, comparing, unclear
-from nanolib.report.overview import cached, explain_missing, join_words, table_of
+from nanolib.report.overview import explain_missing, join_words, table_of
 from nanolib.report.tables import (
     ONE,
     Column,
-    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
@@ -36,14 +35,14 @@ _COLUMNS = (
     Column("shape", "Batch, dtype"),
     Column("sparsity", "Sparsity", "sparsity"),
     Column("block_sparsity", "", "block_sparsity"),
-    IntervalColumn("mask", "Mask, ms [95 %]", "latency", "mask"),
+    Column("mask", "Mask, ms [95 %]", "latency", "mask"),
     Column("mask_kept", "", "latency", "mask", detail="kept"),
     Column("compile", "", "latency", "compile"),
     Column("flops", "", "flops", "forward", "formula"),
-    IntervalColumn("forward", "Forward, ms [95 %]", "latency", "forward"),
-    IntervalColumn("cold", "", "latency", "forward, cold"),
-    IntervalColumn("forward_share", "", "mfu", "forward"),
-    IntervalColumn("backward", "Backward, ms [95 %]", "latency", "backward"),
+    Column("forward", "Forward, ms [95 %]", "latency", "forward"),
+    Column("cold", "", "latency", "forward, cold"),
+    Column("forward_share", "", "mfu", "forward"),
+    Column("backward", "Backward, ms [95 %]", "latency", "backward"),
     Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
     Column("peak_memory", "Peak memory forward, MiB", "peak_memory", "forward"),
@@ -54,10 +53,10 @@ _COLUMNS = (
 ATTENTION_COLUMNS = titles(_COLUMNS)
 _QUALITY = (
     Column("pattern", "Pattern"),
-    IntervalColumn("sparsity", "Sparsity", "sparsity"),
-    IntervalColumn("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense"),
-    IntervalColumn("replaced", "Replaced, Δ loss [95 %]", "loss_difference", "replaced"),
-    IntervalColumn("fine_tuned", "Fine-tuned, Δ loss [95 %]", "loss_difference", "fine_tuned"),
+    Column("sparsity", "Sparsity", "sparsity"),
+    Column("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense"),
+    Column("replaced", "Replaced, Δ loss [95 %]", "loss_difference", "replaced"),
+    Column("fine_tuned", "Fine-tuned, Δ loss [95 %]", "loss_difference", "fine_tuned"),
     Column("seeds", "Seeds"),
     Column("state", "State"),
 )
@@ -127,7 +126,6 @@ _EFFECTS = {
 }
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the speed of sparse and dense attention, the loss, and the roofline."""
     timed = drop_missing(attention_table(rows), "forward")

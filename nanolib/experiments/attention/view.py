@@ -16,7 +16,6 @@ from nanolib.report.charts import (
     KEY,
     PLAN_KEY,
     ROOFLINE_KEY,
-    roofline_chart,
     scaling_chart,
     series_names,
 )
@@ -112,7 +111,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
         subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
     shown = {
         "series": table["pattern"],
-        "x": table["sparsity"],
+        "x": 100 * table["sparsity"],
         "sure": table["steps"] >= LEARNING_STEPS,
     }
     panels = [
@@ -124,8 +123,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
         title,
         subtitle=subtitle,
         unit="Loss minus dense loss (nats/byte)",
-        xunit="Sparsity",
-        xfmt=".0%",
+        xunit="Sparsity (%)",
         fmt="+.2~f",
         ref=0.0,
     )
@@ -164,6 +162,5 @@ SECTION = Section(
             _TIMED,
             _OTHERS,
         ),
-        "attention_roofline": roofline_chart("attention"),
     },
 )

@@ -10,7 +10,6 @@ from nanolib.report.overview import pick, table_of
 from nanolib.report.tables import (
     CASE,
     Column,
-    IntervalColumn,
     add_metric_columns,
     case_rows,
     titles,
@@ -36,11 +35,8 @@ _BASELINE = "dense"  # Only one rank computes this algorithm. The other ranks ar
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
-    IntervalColumn("latency", "Time per token, ms [95 %]", "latency", ""),
-    *(
-        IntervalColumn(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind)
-        for kind in KINDS
-    ),
+    Column("latency", "Time per token, ms [95 %]", "latency", ""),
+    *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind) for kind in KINDS),
     _EFFICIENCY,
     *_SENT,
 )
@@ -48,8 +44,8 @@ DECODE_COLUMNS = titles(_DECODE)
 _PREFILL = (
     *_SHAPE,
     Column("direction", "Direction"),
-    IntervalColumn("latency", "Time, ms [95 %]", "latency"),
-    IntervalColumn("memory", "Peak memory per rank, MiB", "peak_memory"),
+    Column("latency", "Time, ms [95 %]", "latency"),
+    Column("memory", "Peak memory per rank, MiB", "peak_memory"),
     Column("memory_predicted", "Planned memory, MiB"),
     _EFFICIENCY,
     *_SENT,

@@ -20,7 +20,6 @@ from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     join_words,
     pick,
@@ -29,7 +28,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
+from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, times
 from nanolib.report.theme import Drawing, empty_chart
 
 _NOT_VALID = frozenset({Flag.OVERSUBSCRIBED, Flag.BUSY_MACHINE})
@@ -154,7 +153,6 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
     )
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the scaling of attention over ranks, and what limits decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
@@ -216,7 +214,7 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
         return Finding(text, which, about=about, compared=compared)
     order, gain = Estimate.of(best, "gain").compare_to(ONE), times(best, "gain")
     text = f"{what} is {'faster' if order is Order.ABOVE else 'slower'} on {ranks} than on one"
-    share = percent(best, "efficiency")
+    share = Estimate.of(best, "efficiency").percent
     evidence = f"the speed-up is {gain}, {share} of perfect scaling"
     if order is Order.NO_DIFFERENCE:
         text, evidence = unclear(f"{ranks} and one rank for {what.lower()}", gain)
@@ -233,7 +231,7 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
         parts = "compute and the sum of wait and communication"
         if len(compared) > 1:
             parts = "wait and communication"
-        text, ms = unclear(f"{parts} {where}", f"{_format_ms(first)} and {_format_ms(second)}")
+        text, ms = unclear(f"{parts} {where}", f"{first.text(' ms')} and {second.text(' ms')}")
         yield Finding(text, ms, "increase budget_s", about, compared)
         return
     ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
@@ -242,10 +240,6 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
     if kind == "compute" and scales[0][1] is Order.ABOVE:
         next_step, compared = "add a larger number to world_sizes", compared + scales
     yield Finding(f"{text} {where}", ms, next_step, about, compared)
-
-
-def _format_ms(time: Estimate) -> str:
-    return in_ms({"ms": time.estimate, "ms_low": time.low, "ms_high": time.high}, "ms")
 
 
 SECTION = Section(

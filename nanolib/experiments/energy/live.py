@@ -17,7 +17,7 @@ from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
 from nanolib.report.plot import plot
-from nanolib.report.theme import Drawing, side_by_side
+from nanolib.report.theme import Drawing
 from nanolib.run.lock import device_lock
 
 _TICK_S, _MOST_POINTS = 0.5, 120
@@ -42,11 +42,12 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Select Generate to start. nanolib stores nothing.")
-        self.chart = renderer.live_chart(_chart())
+        self.charts = [renderer.live_chart(chart) for chart in _charts()]
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
-        self.widget = widgets.VBox([buttons, self.chart])
+        charts = widgets.HBox(self.charts, layout={"flex_flow": "row wrap"})
+        self.widget = widgets.VBox([buttons, charts])
 
     def _begin(self, _: Any) -> None:
         self._stop.clear()
@@ -106,16 +107,18 @@ class LivePower:
         point = {"series": phase, "x": window.end_s, "low": low, "high": high, "y": watts}
         point |= {"sure": provenance is Provenance.MEASURED, "rate": rate or math.nan}
         self._points.append(point)
-        self.chart.chart = _chart(self._points, f"Power, {provenance}")
+        charts = _charts(self._points, f"Power, {provenance}")
+        for widget, chart in zip(self.charts, charts, strict=True):
+            widget.chart = chart
 
 
-def _chart(points: Iterable[dict[str, Any]] = (), title: str = "Power") -> Drawing:
+def _charts(points: Iterable[dict[str, Any]] = (), title: str = "Power") -> tuple[Drawing, Drawing]:
     """Draw the power and throughput of the last 120 points. Unmeasured power is a hollow point."""
-    look = {"xunit": "Time (s)", "join": False, "width": 320, "empty": "not measured yet"}
+    look = {"xunit": "Time (s)", "empty": "not measured yet"}
     power = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure", "rate"])
     power["x"] -= power["x"].min()
     speed = power[["series", "x"]].assign(y=power.pop("rate")).dropna()
-    return side_by_side(
+    return (
         plot(power, title, unit="Power (W)", **look),
         plot(speed, "Throughput", unit="Throughput (tokens/s)", log="y", **look),
     )

@@ -14,7 +14,6 @@ from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     join_words,
     of_experiment,
@@ -24,7 +23,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, with_ends
+from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart, hues
 
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
@@ -119,7 +118,6 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     )
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about energy per token, the slowest operations and profiling overheads."""
     table = energy_table(rows)
@@ -151,10 +149,9 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
         source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
         scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
-        ends = {end: scale * row[f"energy_per_token{end}"] for end in ("", "_low", "_high")}
-        energy = with_ends(ends, "", f" {unit}") + f" at {row['power']:.0f} W"
+        low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
+        energy = Estimate(low, value, high).text(f" {unit}") + f" at {row['power']:.0f} W"
         if provenance == Provenance.ESTIMATED:
-            low, high = ends["_low"], ends["_high"]
             energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
@@ -182,7 +179,7 @@ def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
     costs, compared = [], []
     for row in modes[modes["mode"] != "again"].to_dict("records"):
         cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
-        share = with_ends(row, "wall_percent", "%")
+        share = Estimate.of(row, "wall_percent").text("%")
         if cost[0][1] is Order.NO_DIFFERENCE:
             share = f"{share} (no clear difference)"
         costs.append(f"{share} in mode {row['mode']}")

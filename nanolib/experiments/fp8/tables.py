@@ -8,7 +8,6 @@ from nanolib.report.plot import links
 from nanolib.report.tables import (
     CASE,
     Column,
-    IntervalColumn,
     add_metric_columns,
     case_rows,
     titles,
@@ -20,7 +19,7 @@ _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
     Column("what", "Model"),
     Column("precision", "Precision"),
-    IntervalColumn("latency", "Latency, ms [95 %]", "latency"),
+    Column("latency", "Latency, ms [95 %]", "latency"),
     Column("parameters", "", "latency", detail="parameters"),
     Column("speed_up", "Speed-up over bf16, × [95 %]"),
     Column("bound", "", "converted_share", detail="amdahl_bound"),
@@ -36,10 +35,10 @@ SPEED_COLUMNS = titles(_SPEED)
 _PARITY = (
     Column("recipe", "Recipe"),
     Column("verdict", "Verdict against bf16", _PARITY_METRIC, detail="verdict"),
-    IntervalColumn("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
+    Column("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
     Column("margin_nats", "Margin, nats/byte", _PARITY_METRIC, detail="margin_nats"),
     Column("control", "", _PARITY_METRIC, detail="control"),
-    IntervalColumn("loss", "Loss, nats/byte [95 %]", "loss"),
+    Column("loss", "Loss, nats/byte [95 %]", "loss"),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
     Column("provenance", "Products"),

@@ -13,7 +13,6 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     join_words,
     of_experiment,
@@ -22,7 +21,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, gains, times, with_ends
+from nanolib.report.tables import drop_missing, gains, times
 from nanolib.report.theme import Drawing, empty_chart
 
 # If the FP8 precisions of a model differ, the finding states the first of these orders.
@@ -125,7 +124,6 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
     )
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the speed, the loss and the rounding errors of FP8."""
     if of_experiment(rows, "fp8").empty:
@@ -206,7 +204,7 @@ def _compare_loss(row: pd.Series) -> Finding:
     if pd.isna(row["difference"]):
         return Finding(text, row["not_finite"])
     difference = Estimate.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
-    evidence = f"{with_ends(row, 'difference')} nats/byte above bf16, "
+    evidence = f"{difference.text()} nats/byte above bf16, "
     evidence += f"with a margin of ±{row['margin_nats']:.4f} and {int(row['seeds'])} seeds"
     if row["verdict"] in ("worse", "better"):
         compared = comparing(difference, Estimate.exact(0.0, "bf16"))

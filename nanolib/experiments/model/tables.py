@@ -5,7 +5,6 @@ import pandas as pd
 from nanolib.report.overview import cached, pick, table_of
 from nanolib.report.tables import (
     Column,
-    IntervalColumn,
     add_metric_columns,
     drop_missing,
     flagged,
@@ -37,17 +36,17 @@ _COLUMNS = (
     Column("weight_memory", "", "weight_memory"),
     Column("flops_kept", "", "flops", "inference"),  # The first row of a scope has the kept FLOPs.
     Column("flops_full", "", "flops", "inference", "flop_counter"),
-    IntervalColumn("inference", "Inference, ms [95 %]", "latency", "inference"),
+    Column("inference", "Inference, ms [95 %]", "latency", "inference"),
     Column("inference_share", "", "mfu", "inference"),
     Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
     Column("inference_memory", "Inference peak memory, MiB", "peak_memory", "inference"),
-    IntervalColumn("prefill", "First token, ms [95 %]", "latency", "prefill"),
-    IntervalColumn("decode", "Next token, ms [95 %]", "latency", "decode"),
+    Column("prefill", "First token, ms [95 %]", "latency", "prefill"),
+    Column("decode", "Next token, ms [95 %]", "latency", "decode"),
     Column("decode_p99", "", "latency", "decode", detail="p99"),
-    IntervalColumn("forward", "", "latency", "forward"),
-    IntervalColumn("backward", "", "latency", "backward"),
-    IntervalColumn("optimizer_step", "", "latency", "optimizer_step"),
-    IntervalColumn("training_step", "Training step, ms [95 %]", "latency", "training_step"),
+    Column("forward", "", "latency", "forward"),
+    Column("backward", "", "latency", "backward"),
+    Column("optimizer_step", "", "latency", "optimizer_step"),
+    Column("training_step", "Training step, ms [95 %]", "latency", "training_step"),
     Column("training_share", "", "mfu", "training_step"),
     Column("training_memory", "Training peak memory, MiB", "peak_memory", "training_step"),
     Column("compile", "", "latency", "compile"),
@@ -163,7 +162,7 @@ def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
     `agreement` is the lowest share of equal greedy tokens.
     """
     table = drop_missing(model_table(rows), "runs_ulp")
-    shares = table.filter(like="_agreement").min(axis=1)
+    shares = table.filter(regex="_agreement$").min(axis=1)
     return table.assign(agreement=shares.map("{:.0%}".format))
 
 

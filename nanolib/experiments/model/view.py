@@ -23,10 +23,9 @@ from nanolib.experiments.model.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
+from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     join_words,
     pick,
@@ -35,7 +34,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, gains, in_ms, with_ends
+from nanolib.report.tables import drop_missing, gains, in_ms
 from nanolib.report.theme import Drawing
 
 _MOST_BARS = 12  # Largest number of models in a chart.
@@ -125,7 +124,6 @@ model_performance = scaling_chart(
 )
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the time, memory, optimizations and batch sizes of each model."""
     table = model_table(rows)
@@ -240,8 +238,7 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
         )
         compared = comparing(more, less)
         ends = more.low / less.high, more.estimate / less.estimate, more.high / less.low
-        gain = with_ends(dict(zip(("_low", "", "_high"), ends, strict=True)), "", "×")
-        ratio = f"{gain} the tokens/s of {less.name}, without the time to read the prompt"
+        ratio = f"{Estimate(*ends).text('×')} the tokens/s of {less.name}, without the time to read the prompt"
         if compared[0][1] is Order.NO_DIFFERENCE:
             ratio += " (no clear difference)"
         each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
@@ -263,5 +260,5 @@ SECTION = Section(
         "Determinism": CaseTable(determinism_table, DETERMINISM_COLUMNS),
     },
     verdict,
-    files={"model_loss": model_loss, "model_roofline": roofline_chart("model")},
+    files={"model_loss": model_loss},
 )

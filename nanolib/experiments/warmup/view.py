@@ -6,7 +6,6 @@ import pandas as pd
 
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     of_experiment,
     pick,
@@ -19,7 +18,6 @@ from nanolib.report.tables import (
     CASE,
     ONE,
     Column,
-    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
@@ -43,7 +41,7 @@ _OF_PROCESS = (
     Column("mean", metric="latency", detail="mean"),
     Column("sd", metric="latency", detail="sd"),
     Column("cv", metric="latency", detail="cv"),
-    IntervalColumn("median", metric="latency"),
+    Column("median", metric="latency"),
 )
 
 
@@ -168,7 +166,6 @@ def warmup_settings(rows: pd.DataFrame) -> Drawing:
     )
 
 
-@cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the necessary warm-up and about the mean without warm-up."""
     found = of_experiment(rows, "warmup")

@@ -1,69 +1,50 @@
-// The choices in the lists at the top of the page filter every finding, chart and table. The URL contains the choices.
+// The lists at the top of the page filter every finding, chart and table.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
-const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
-const chosen = name => document.getElementById(name)?.value ?? '';
-let queue = Promise.resolve();
+const chosen = name => document.getElementById(name)?.value ?? '', narrow = matchMedia('(max-width: 720px)'), views = [];
+const tokens = () => Number(chosen('length')) || null;
 
-// Return the panels of a chart, as wide as their container, with the rows of the chosen length.
-function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
-  const kept = rows => rows.filter(row => !length || row.link_n == null || row.link_n == length);
-  const shown = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, kept(rows)]));
-  if (narrow.matches) config = {...config, legend: {...config.legend, columns: 2, labelLimit: 110}, axisY: {labelLimit: 130}};
-  return (hconcat ?? vconcat ?? [whole]).filter(({data}) => {
-    const known = rows => rows.some(row => row.link_n != null);
-    return known(shown[data.name]) || !known(datasets[data.name]);
-  }).map(panel => ({...panel, config, datasets: shown, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}}));
-}
 // Return a panel without axes and labels, for a card.
 function smallOf(panel) {
   const layer = panel.layer.filter(one => one.mark.type !== 'text'), encoding = JSON.stringify(layer, (key, value) => key === 'axis' ? null : value);
   return {...panel, layer: JSON.parse(encoding), title: null, height: 64, config: {...panel.config, legend: {disable: true}}};
 }
+// Draw the panels of a chart, as wide as their container. The signal `n` is the chosen length.
 async function draw(place) {
-  const small = place.className === 'mini', caption = place.previousElementSibling;
-  const panels = panelsOf(specs[place.dataset.chart], chosen('length')), shown = small ? panels.slice(0, 1).map(smallOf) : panels;
-  place.views?.forEach(view => view.finalize());
-  place.replaceChildren(...shown.map(() => Object.assign(document.createElement('div'), {className: 'plot'})));
-  const look = {mode: 'vega-lite', renderer: 'svg', actions: false}, views = [];
-  for (const [at, panel] of shown.entries()) views.push((await vegaEmbed(place.children[at], {...panel, description: caption.innerText}, look)).view);
-  place.views = views;
+  const {title, hconcat, vconcat, ...whole} = specs[place.dataset.chart], small = place.className === 'mini';
+  const config = {...whole.config, axisY: {labelLimit: {expr: 'narrow ? 150 : 340'}}, legend: {...whole.config.legend, columns: {expr: 'narrow ? 2 : 0'}, labelLimit: {expr: 'narrow ? 90 : 160'}}};
+  const shared = {
+    ...whole, config, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}, description: place.previousElementSibling.innerText,
+    params: [{name: 'n', value: tokens()}, {name: 'narrow', value: narrow.matches}], transform: [{filter: '!n || datum.link_n == null || datum.link_n == n'}],
+  };
+  const panels = (hconcat ?? vconcat ?? [{}]).map(panel => ({...panel, ...shared}));
+  if (vconcat) place.style.gridTemplateColumns = 'repeat(auto-fit, minmax(min(100%, 480px), 1fr))';
+  for (const panel of small ? [smallOf(panels[0])] : panels) {
+    const at = place.appendChild(Object.assign(document.createElement('div'), {className: 'plot'}));
+    views.push((await vegaEmbed(at, panel, {mode: 'vega-lite', renderer: 'svg', actions: false})).view);
+  }
   for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
-// Draw each visible chart that does not show the current choice. If the choice changes during the call, the next call in the queue draws the remaining charts.
-async function drawAll() {
-  document.body.dataset.drawn = '';
-  for (const place of all('[data-chart]')) {
-    const key = chosen('length') + narrow.matches;
-    if (!place.checkVisibility() || place.dataset.key === key) continue;
-    place.dataset.key = key;
-    await draw(place);
-  }
-  document.body.dataset.drawn = 'yes';
-}
-function follow() {
+async function follow() {
   const machine = chosen('machine');
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
   // The list of sequence lengths shows only lengths that were measured on the chosen machine.
   const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
   for (const one of all('#length option')) one.hidden = one.disabled = !here.has(one.value);
   if (!here.has(chosen('length'))) document.getElementById('length').value = '';
-  const length = chosen('length');
-  for (const one of all('tr[data-n]')) one.hidden = length && one.dataset.n !== length;
+  const n = chosen('length');
+  for (const one of all('tr[data-n]')) one.hidden = n && one.dataset.n !== n;
   for (const one of all('[data-only]')) {
-    const at = n => one.parentElement.querySelector(`:scope > [data-only="${n}"]`);
-    one.hidden = one !== (at(length) ?? at(''));
+    const at = value => one.parentElement.querySelector(`:scope > [data-only="${value}"]`);
+    one.hidden = one !== (at(n) ?? at(''));
   }
   for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
-  queue = queue.then(drawAll);
+  await Promise.all(views.map(view => view.signal('n', tokens()).signal('narrow', narrow.matches).runAsync()));
+  dispatchEvent(new Event('resize'));  // A part that was hidden had no width.
+  document.body.dataset.drawn = n + machine;  // Tests wait for this choice.
 }
-for (const pick of picks) {
-  pick.value = asked.get(pick.id);
-  if (pick.selectedIndex < 0) pick.value = '';  // The page has no such option.
-  pick.onchange = () => {
-    const query = new URLSearchParams(picks.filter(one => one.value).map(one => [one.id, one.value]));
-    history.replaceState(null, '', `${location.pathname}?${query}${location.hash}`);
-    follow();
-  };
-}
-narrow.onchange = follow;
-follow();
+for (const pick of [...all('#picks select'), narrow]) pick.onchange = follow;
+follow().then(async () => {
+  for (const place of all('[data-chart]')) await draw(place);
+  await follow();
+  document.body.dataset.ready = 'yes';  // Tests wait for all charts.
+});
