@@ -75,10 +75,12 @@ def test_random_ids_need_whole_sizes(size):
 
 
 def test_a_users_corpus_is_read_and_one_that_is_too_short_refused(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"abcdef")
-    data = text.load(str(file))
-    assert bytes(data.numpy()) == b"abcdef"
+    (tmp_path / "inner").mkdir()
+    for name, written in {"b.txt": b"ef", "a.txt": b"ab", "inner/a.md": b"gh"}.items():
+        (tmp_path / name).write_bytes(written)
+    data = text.load(str(tmp_path))
+    assert bytes(data.numpy()) == b"abefgh"
+    assert bytes(text.load(str(tmp_path / "b.txt")).numpy()) == b"ef"
     with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
         next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))
 
