@@ -86,13 +86,10 @@ def build_model(
     Raises:
         BadInput: The module, function or class does not exist.
         Unsupported: The package `transformers` is not installed.
-        TypeError: The function does not return a module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
         model = build(**copy.deepcopy(dict(options)))  # The function may change its arguments.
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
     kind = torch.device(device).type
     if any(
         weight.device.type != kind or (weight.is_floating_point() and weight.dtype is not wanted)

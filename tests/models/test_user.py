@@ -40,9 +40,6 @@ SOURCE = """
                 kept[size] = torch.ones(size, size).tril()
             return kept[size] @ super().forward(ids) * CONSTANT
 
-    def nothing():
-        return 3
-
     def keeps():
         print("built")
         return Keeps()
@@ -94,11 +91,6 @@ def test_what_cannot_be_found_is_one_line(module, name, words):
     with pytest.raises(BadInput, match=words) as caught:
         resolve(name.format(module))
     assert len(caught.value.lines) == 1
-
-
-def test_a_function_that_returns_no_module_is_refused(module):
-    with pytest.raises(TypeError, match=r"returned int; return a torch\.nn\.Module"):
-        build_model(f"{module}:nothing", {}, "cpu", "float32")
 
 
 def test_what_code_keeps_of_a_plan_has_no_part_in_the_run_that_follows(module, capfd):
