@@ -258,15 +258,6 @@ def context_length(config: Any) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def predicts_tokens(model: nn.Module) -> bool:
-    """Return whether a model predicts tokens.
-
-    For a model without `get_output_embeddings`, the function returns True.
-    """
-    head = getattr(model, "get_output_embeddings", None)
-    return head is None or head() is not None
-
-
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
     """Return a function from ids to logits that does not use the model's cache."""
     cacheless = {}
