@@ -106,9 +106,9 @@ def test_a_recurrent_layer_computes_in_the_type_that_was_asked_for(module):
     assert layer(torch.ones(2, 8, dtype=torch.bfloat16))[0].dtype is torch.bfloat16
 
 
-def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
+def test_a_model_fills_no_cache_unless_it_generates(module):
     model = build_model(f"{module}:configured", {}, "cpu", "float32")
-    assert logits_of(model)(IDS).shape == (1, 4, 256)
+    assert not model.config.use_cache and logits_of(model)(IDS).shape == (1, 4, 256)
     with pytest.raises(Unsupported, match="new_tokens: 0"):
         generation_of(model, IDS, 2)
 
