@@ -88,7 +88,7 @@ WITHOUT_DATABASE = {
     "run summary -p database=HERE/none.sqlite": "none.sqlite' is not a file; name a database",
     "run summary -p runs=[[latest]]": "summary.runs[0]: Input should be a valid string, got ['latest']",
     "run attention -p 'attention_types=[{kind: own}]'": "attention_options.call: is missing; give a value",
-    "run attention -p 'attention_types=[{kind: own, call: \"no.such:f\"}]'": "call: 'no.such:f' cannot be imported (ModuleNotFoundError: No module named 'no'",
+    "run attention -p 'attention_types=[{kind: own, call: \"no.such:f\"}]'": "call: 'no.such:f' cannot be imported",
     "run attention -p 'attention_types=[{kind: own, call: \"tests.models.inputs:f\"}]'": "has no function 'f'; name one",
     "ab --python nowhere/python --python nowhere/python --call a:b": "'nowhere/python' is not a program",
     "ab --python /bin/true --python /bin/true --call a:b": "--python: '/bin/true' does not run Python",

@@ -25,7 +25,7 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 _ERROR_ROWS = 128
 # These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
-UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
+UNNAMED = ("block_size", "seed")  # Options that are not part of the name.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -138,6 +138,8 @@ class AttentionCase(Case):
 
         yield Workload("forward", forward, lambda: inputs)
         if self.backward:
+            if self.by_flex:
+                flex.allow_repeated_backward()
             gradient = torch.empty_like(inputs[0])
 
             def both() -> tuple[Tensor, ...]:
@@ -273,8 +275,6 @@ class AttentionCase(Case):
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""
-        if self.by_flex:
-            flex.allow_repeated_backward()
         for x in inputs:
             x.requires_grad_()
         out = self.attend(inputs)
@@ -293,7 +293,7 @@ class AttentionCase(Case):
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()
         if block_mask is not None:
             heads = range(1 if block_mask.shared else self.num_heads)
-            mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in heads])
+            mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])
         q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))
         error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))
         method = f"float64 on {len(rows)} queries"
