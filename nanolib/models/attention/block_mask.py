@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
+    BY_CORNERS,
     DYNAMIC,
     TABLED,
     WINDOWED,
@@ -249,7 +250,7 @@ def _plan(
 ) -> Plan:
     """Find the kept tiles of each block of queries. Evaluate only tile corners if possible."""
     blocks, offset = [], kv_len - q_len
-    sides = (1,) if options.pattern == "own" else (size, options.block_size)
+    sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
         reach = stop + offset if causal else kv_len

@@ -5,10 +5,10 @@ the patterns by name. nanolib calls the `mask_mod` with arrays to find the kept 
 FlexAttention calls the `mask_mod` with tensors. nanolib adds the causal mask. Patterns that depend
 on the values of queries and keys are in `dynamic`.
 
-To find the kept tiles, nanolib could evaluate a pattern for all query-key pairs. This is slow
-for long sequences, so nanolib evaluates every pattern but `own` only at the edges of tiles and on
-the diagonal. Such a pattern must keep the diagonal. In each tile, the pattern must keep all pairs,
-no pairs, a band around the diagonal, one document, or leading rows or columns.
+By default, nanolib evaluates a pattern for all query-key pairs to find the kept tiles. This is slow
+for long sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on
+the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must keep
+all pairs, no pairs, a band around the diagonal, one document, or leading rows or columns.
 """
 
 import functools
@@ -34,6 +34,7 @@ DYNAMIC = ("top_k", "threshold", "dca")
 WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
+BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 # These patterns look up positions in a table, so each query must have the position of a key.
 TABLED = ("random", "bigbird", "document")
 _TILE_SPARSITY = 0.9
