@@ -49,13 +49,9 @@ def imported(field: str, name: str) -> Callable[..., Any]:
     _find_in_working_directory()
     try:
         found = getattr(importlib.import_module(module_name), function, None)
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"{field}: {name!r} needs the module {error.name!r}, which is missing; install it, or start in the module's folder"
-        ) from None
     except (Exception, SystemExit) as error:  # A user's code may raise any exception.
         raise BadInput(
-            f"{field}: {name!r} cannot be imported ({cause(error)}); correct its module"
+            f"{field}: {name!r} cannot be imported ({cause(error)}); correct its module, or start in the module's folder"
         ) from error
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(

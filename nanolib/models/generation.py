@@ -139,6 +139,14 @@ class HuggingFaceGeneration(Generation):
         self.cache = getattr(out, self._cache_name)
         self.token = out.logits[:, -1].argmax(dim=-1)
 
+    def all_tokens(self) -> None:
+        """Read the prompt, keep its cache to restart from, and choose all tokens after the prompt."""
+        self.prefill()
+        # No later token includes a prefill, because the prompt's cache exists from now on.
+        self._prompt_cache, self._tokens = self.cache, self.new_tokens
+        for _ in range(self.new_tokens):
+            self.decode()
+
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
         """Read the last token, and return the next token's logits, shape [batch, vocab_size]."""

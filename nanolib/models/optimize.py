@@ -19,7 +19,7 @@ OPTIMIZATIONS = {
     "compile": _STEPS,
     "compile_reduce_overhead": _STEPS,
     "compile_max_autotune": _STEPS,
-    "cuda_graph": (*_STEPS, "generation"),
+    "cuda_graph": ("generation",),
     "checkpoint": ("training",),
     "autocast_bfloat16": _STEPS,
     "autocast_bfloat16_checkpoint": ("training",),
@@ -40,18 +40,16 @@ def applies(name: str, mode: str, dtype: str) -> bool:
 def unsupported(name: str, device: str) -> str:
     """Return why a device does not support an optimization, or an empty string."""
     kind = torch.device(device).type
-    if name == "cuda_graph" and kind != "cuda":
-        return f"CUDA graphs need a CUDA device, and the device is {kind}; use eager"
-    if name == "compile_reduce_overhead" and kind != "cuda":
-        return f"compile_reduce_overhead needs a CUDA device, and the device is {kind}; use compile"
-    return ""
+    if kind == "cuda" or name not in ("cuda_graph", "compile_reduce_overhead"):
+        return ""
+    return f"{name} needs a CUDA device, and the device is {kind}; leave it out"
 
 
 def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
     """Return the optimized forward function of a model.
 
     Args:
-        name: Name of the optimization, a key of `OPTIMIZATIONS`.
+        name: Name of the optimization, a key of `OPTIMIZATIONS` for inference or training.
         model: Model whose weights `forward` uses.
         forward: Function from ids to logits.
         ids: Example ids, with the shape and the device of all calls.
@@ -64,8 +62,6 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
     if is_compiled(name):
         mode = name.removeprefix("compile").removeprefix("_").replace("_", "-")
         return _compile(forward, mode or "default")
-    if name == "cuda_graph":
-        return _replay(model, forward, ids)
     if name.endswith("checkpoint"):
         _checkpoint(model)
     if name.startswith("autocast"):
@@ -81,20 +77,9 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
 
 def _compile(forward: Forward, mode: str) -> Forward:
     """Compile a forward function, and raise an error if dynamo stops compiling new inputs."""
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     # Dynamo never compiles a function that has once run under a FLOP counter.
-    own = torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
-    known = set()  # Shape and gradient mode of each compiled input.
-
-    def compiled(ids: Tensor) -> Tensor:
-        key = ids.shape, torch.is_grad_enabled()
-        if key in known:  # Changing dynamo's setting would take 0.1 ms.
-            return own(ids)
-        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-            out = own(ids)
-        known.add(key)
-        return out
-
-    return compiled
+    return torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
 
 
 def with_own_code(function: types.FunctionType) -> types.FunctionType:
@@ -114,23 +99,6 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
     return own
 
 
-def _replay(model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
-    if model.training:
-        # A capture has its own stream, so torch would warn at each step that accumulates gradients.
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-        return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
-    with torch.no_grad():
-        graph, out = captured(lambda: forward(ids))
-
-    def replayed(new: Tensor) -> Tensor:
-        if new is not ids:
-            ids.copy_(new)
-        graph.replay()
-        return out
-
-    return replayed
-
-
 def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -142,17 +110,6 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     with torch.cuda.graph(graph):
         out = call()
     return graph, out
-
-
-class _Module(nn.Module):
-    """A forward function as a module with the model's weights."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model, self._forward = model, forward
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self._forward(ids)
 
 
 def _checkpoint(model: nn.Module) -> None:

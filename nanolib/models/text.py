@@ -1,7 +1,6 @@
 """Read text as bytes, by default the sources of Python's standard library."""
 
 import functools
-import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,24 +20,22 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
 
     Args:
         corpus: Path of a text file, or of a folder whose files are read in the order of their
-            names. If empty, nanolib reads Python's standard library.
+            names. If empty, nanolib reads the Python files of Python's standard library.
         max_bytes: Largest number of bytes to read.
 
     Returns:
         Bytes of the corpus, uint8, shape [bytes].
 
     Raises:
-        BadInput: The corpus does not exist, cannot be read, or is empty.
+        BadInput: The corpus has fewer than two bytes, or cannot be read.
     """
     root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
+    # Files of other types differ between machines. The limit comes before site-packages.
+    files = sorted(root.rglob("*" if corpus else "*.py"))
     data = bytearray()
     try:
-        if not root.exists():
-            raise BadInput(
-                f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave corpus empty"
-            )
-        for path in [str(root)] if root.is_file() else _files_below(str(root), not corpus):
-            with open(path, "rb") as file:
+        for path in filter(Path.is_file, [root, *files]):
+            with path.open("rb") as file:
                 data += file.read(max_bytes - len(data))
             if len(data) >= max_bytes:
                 break
@@ -48,24 +45,9 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
         ) from None
     if len(data) < 2:
         raise BadInput(
-            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text of at least two bytes"
+            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text file or a folder with at least two"
         )
     return torch.frombuffer(data, dtype=torch.uint8)
-
-
-def _files_below(folder: str, library: bool) -> Iterator[str]:
-    """Yield the regular files of a folder and its subfolders, in the order of their names.
-
-    A folder may be a whole disk, so nanolib never lists all files first. From the standard library,
-    nanolib reads only Python files outside site-packages, because other files differ between
-    machines.
-    """
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            if not (library and entry.name == "site-packages"):
-                yield from _files_below(entry.path, library)
-        elif entry.is_file() and (not library or entry.name.endswith(".py")):
-            yield entry.path
 
 
 def batches(

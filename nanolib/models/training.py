@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanolib.measurement import Unsupported
-from nanolib.models.user import logits_of, predicts_tokens
+from nanolib.models.user import logits_of
 
 Rate = Callable[[int], float]
 
@@ -83,14 +83,3 @@ def train(
         scaler.update()
         optimizer.zero_grad()
     return torch.stack(losses)
-
-
-def check_loss(model: nn.Module) -> None:
-    """Raise Unsupported if the model returns no logits of tokens or has no trainable weights."""
-    lacking = ""
-    if not predicts_tokens(model):
-        lacking = "returns no logits of tokens"
-    elif not any(weight.requires_grad for weight in model.parameters()):
-        lacking = "has no trainable weight"
-    if lacking:
-        raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")

@@ -243,17 +243,12 @@ class Transformer(nn.Module):
             Logits, shape [batch, length, vocab_size].
 
         Raises:
-            BadInput: The cache and `ids` together have more tokens than `context_length`, or `ids`
-                has no token or another number of dimensions.
+            BadInput: The cache and `ids` together have more tokens than `context_length`.
         """
         return self.head(self.hidden(ids, cache))
 
     def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
         """Compute the residual stream after the last norm, shape [batch, length, d_model]."""
-        if ids.dim() != 2 or not ids.numel():
-            raise BadInput(
-                f"ids: shape {list(ids.shape)} is not valid; give [batch, length], with at least one token"
-            )
         length = ids.shape[1] + (cache.length if cache else 0)
         if length > self.config.context_length:
             raise BadInput(

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, shown
 from nanolib.models.functions import check_function, imported
-from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"
 # Configurations of the package `transformers` have the number of blocks in one of these fields.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # The code of the package `transformers` reads options from a configuration or keyword arguments.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
-_ONE_SEQUENCE = "nanolib_one_sequence"  # Name of nanolib's SDPA in `transformers`.
 
 
 def runs_code(name: str) -> bool:
@@ -86,19 +84,19 @@ def build_model(
     Raises:
         BadInput: The module, function or class does not exist.
         Unsupported: The package `transformers` is not installed.
-        TypeError: The function does not return a module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
         model = build(**copy.deepcopy(dict(options)))  # The function may change its arguments.
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
     kind = torch.device(device).type
     if any(
         weight.device.type != kind or (weight.is_floating_point() and weight.dtype is not wanted)
         for weight in model.parameters()
     ):
         model = model.to(device, wanted)
+    for module in model.modules():
+        if hasattr(getattr(module, "config", None), "use_cache"):
+            module.config.use_cache = False  # Generation passes `use_cache=True`.
     return model.train()
 
 
@@ -152,33 +150,7 @@ def _hugging_face_class(name: str) -> Any:
 
 def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
     with silent():
-        model = model_class(model_class.config_class(**options))
-        is_fake = isinstance(next(model.parameters(), None), FakeTensor)
-        if is_fake and model.config._attn_implementation == "sdpa":
-            _attend_to_one_sequence(model)
-    return model
-
-
-def _attend_to_one_sequence(model: Any) -> None:
-    """Make a model without data use the same masks as a run.
-
-    Without data, `transformers` assumes that each row contains several sequences, and creates a
-    mask of all query-key pairs. A run has no such mask.
-    """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
-
-    def mask(
-        *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
-    ) -> Any:
-        # A model's own mask function sets `use_vmap`, but an assumption about the rows does not.
-        skip = allow_is_causal_skip or not use_vmap
-        return sdpa_mask(*args, allow_is_causal_skip=skip, use_vmap=use_vmap, **more)
-
-    AttentionInterface.register(_ONE_SEQUENCE, sdpa_attention_forward)
-    AttentionMaskInterface.register(_ONE_SEQUENCE, mask)
-    model.set_attn_implementation(_ONE_SEQUENCE)
+        return model_class(model_class.config_class(**options))
 
 
 @contextlib.contextmanager
@@ -261,25 +233,11 @@ def context_length(config: Any) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def predicts_tokens(model: nn.Module) -> bool:
-    """Return whether a model predicts tokens.
-
-    For a model without `get_output_embeddings`, the function returns True.
-    """
-    head = getattr(model, "get_output_embeddings", None)
-    return head is None or head() is not None
-
-
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a function from ids to logits that does not use the model's cache."""
-    cacheless = {}
-    if hasattr(getattr(model, "config", None), "use_cache"):
-        taken = inspect.signature(model.forward).parameters.values()
-        if any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in taken):
-            cacheless = {"use_cache": False}
+    """Return a function from ids to logits."""
 
     def logits(ids: Tensor) -> Tensor:
-        out = model(ids, **cacheless)
+        out = model(ids)
         if isinstance(out, tuple | list):  # Many small models return logits and a loss.
             return out[0]
         return out.get("logits", out) if isinstance(out, dict) else getattr(out, "logits", out)

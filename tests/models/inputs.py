@@ -10,7 +10,7 @@ TOLERANCE = 1e-5
 # Options that a pattern requires; all others have defaults.
 REQUIRED = {
     "document": {"document_lengths": [7, 30, 1]},
-    "own": {"mask_mod": "tests.models.inputs:even_distance", "per_head": True},
+    "own": {"mask_mod": "tests.models.inputs:even_distance"},
 }
 
 
@@ -65,13 +65,14 @@ def agrees(out, reference, inputs=()):
 def masked_by(inputs, causal, options):
     """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
     mask = choose_mask(*inputs[:2], causal=causal, options=options)
-    dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
-    return dense.unflatten(0, (-1, 1 if mask.shared else inputs[0].shape[1])), mask
+    batch, heads = (1, 1) if mask.shared else inputs[0].shape[:2]
+    dense = [mask.elements(b, h) for b in range(batch) for h in range(heads)]
+    return torch.stack(dense).unflatten(0, (batch, heads)), mask
 
 
-def uncompiled(q, k, v, *, block_mask, scale, **_):
+def uncompiled(q, k, v, *, block_mask, **_):
     """FlexAttention by its math path, in place of `flex.compiled`'s kernel."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5
     return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 
 

@@ -141,7 +141,7 @@ def _messages():
     found = []
     for start, attend, v, given in (
         ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
-        ("v: shape", decode, x[..., :4], {}),
+        ("q, k, v: ", decode, x[..., :4], {}),
         ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
         (
             f"layout: has {world} ranks, 3 positions on this rank; {both}",

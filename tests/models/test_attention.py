@@ -1,7 +1,5 @@
 """Attention kinds against the masked reference in float64, and the work of their masks."""
 
-import typing
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -9,100 +7,14 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse, dense, flex
+from nanolib.models.attention import block_sparse, dense
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import BY_TILE, PATTERNS, TABLED
 from nanolib.models.attention.reference import causal_mask, masked_attention
 from nanolib.models.attention.sparse import Options, choose_mask
-from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv, uncompiled
+from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
-
-
-SPARSE = {
-    "pattern": ALL_PATTERNS,
-    "window": [1],
-    "global_tokens": [3],
-    "random_tokens": [20],
-    "sparsity": [0.7],
-    "mass": [0.3],
-    "block_size": [5],
-    "seed": [3],
-    "per_head": [True],
-    "document_lengths": [[7, 30]],
-    "document_starts": [[7, 30]],
-    "mask_mod": [REQUIRED["own"]["mask_mod"]],
-}
-WALKED = {
-    "dense": {
-        "backend": ["auto", "math", "flash", "efficient", "cudnn"],
-        "impl": ["", "FA3", "FA4"],
-    },
-    "flash_attn": {"version": ["auto", 2, 3, 4]},
-    "flex": SPARSE | {"backend": ["auto", "triton", "flash"]},
-    "sparse": SPARSE,
-    "own": {"call": ["tests.models.inputs:strided_attention"]},
-}
-READERS = {  # option → options with which it is read
-    "impl": {"backend": "flash"},
-    "document_lengths": {"pattern": "document"},
-    "document_starts": {"pattern": "document"},
-    "mask_mod": {"pattern": "own", "per_head": True},
-    "random_tokens": {"pattern": "bigbird"},
-    "mass": {"pattern": "threshold"},
-    "seed": {"pattern": "random"},
-    "per_head": {"pattern": "random"},
-}
-REFUSED = {  # what a CPU does not have
-    "dense efficient": "SDPA backend efficient has no CPU kernel; use math or flash",
-    "dense cudnn": "SDPA backend cudnn has no CPU kernel; use math or flash",
-    "dense FA3": "impl FA3 has no cpu kernel; leave impl out",
-    "dense FA4": "impl FA4 has no cpu kernel; leave impl out",
-    "flex triton": "FlexAttention has no backend triton on CPU",
-    "flex flash": "FlexAttention has no backend flash on CPU",
-}
-
-
-@pytest.mark.parametrize("kind", attention.kinds())
-def test_no_option_and_no_value_of_a_list_is_left_out(kind):
-    fields = attention._module(kind).Options.model_fields
-    assert {*fields} == {*WALKED[kind]}
-    for name, field in fields.items():
-        if typing.get_origin(field.annotation) is typing.Literal:
-            assert {*WALKED[kind][name]} == {*typing.get_args(field.annotation)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "value"),
-    [
-        (kind, name, value)
-        for kind, options in WALKED.items()
-        for name, values in options.items()
-        for value in values
-    ],
-)
-def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, value):
-    """For every value of every option, which gives the reference, or is refused if a CPU does not have it."""
-    options = {"window": 9, "block_size": 16} if "window" in WALKED[kind] else {}
-    options |= READERS.get(name, {}) | (REQUIRED.get(value, {}) if name == "pattern" else {})
-    options = attention.parse_options(kind, options | {name: value})
-    q, k, _ = inputs = qkv(1, 4, 2, 45, 45)
-    mask = causal_mask(45, 45)
-    if "window" in WALKED[kind]:
-        mask, _ = masked_by((scale_queries(q, 0.9), k), True, options)
-    by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
-    monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
-    refused = REFUSED.get(f"{kind} {value}")
-    if kind == "flash_attn":
-        refused = "the attention needs flash_attn"
-    with torch.set_grad_enabled(not by_flex):
-        if refused:
-            with pytest.raises(Unsupported, match=refused):
-                attention.attend(kind, *inputs, causal=True, options=options)
-            return
-        out = attention.attend(kind, *inputs, causal=True, scale=0.9, options=options)
-    assert agrees(out, masked_attention(*inputs, mask, 0.9), () if by_flex else inputs)
 
 
 ANY_SHAPE = st.builds(
@@ -113,6 +25,7 @@ ANY_SHAPE = st.builds(
     queries=st.integers(1, 90),
     batch=st.integers(1, 2),
     group=st.sampled_from([1, 2, 3]),
+    scale=st.sampled_from([None, 0.9]),
     options=st.fixed_dictionaries(
         {
             "window": st.integers(1, 100),
@@ -121,7 +34,6 @@ ANY_SHAPE = st.builds(
             "block_size": st.integers(1, 50),
             "mass": st.floats(0.1, 1.0),
             "seed": st.integers(0, 3),
-            "per_head": st.booleans(),
         }
     ),
 )
@@ -133,6 +45,7 @@ BLIND = {  # blocks of queries that see no key
     "queries": 90,
     "batch": 1,
     "group": 2,
+    "scale": None,
     "options": {"window": 20, "block_size": 16},
 }
 
@@ -151,25 +64,30 @@ def test_dense_and_sparse_equal_the_reference_for_many_more_shapes(shape):
     _compare(**shape)
 
 
-def _compare(pattern, causal, kv_len, queries, batch, group, options):
+def _compare(pattern, causal, kv_len, queries, batch, group, scale, options):
     # keys of the past only, or of another sequence, of which some queries see none
     crossed = pattern in PATTERNS and pattern not in TABLED and not causal
     q_len = queries if crossed else min(queries, kv_len)
     parsed = Options(pattern=pattern, **options | REQUIRED.get(pattern, {}))
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
+    factor = 1 if scale is None else scale * 8**0.5
+
+    def reference(mask):
+        return masked_attention(inputs[0] * factor, *inputs[1:], mask)
+
     seen = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
-    out = attention.attend("dense", *inputs, causal=causal)
-    assert agrees(out, masked_attention(*inputs, seen), inputs)
-    dense, mask = masked_by(inputs, causal, parsed)
-    out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
-    assert agrees(out, masked_attention(*inputs, dense), inputs)
-    out = block_sparse.attend_by_blocks(*inputs, mask, 0.9)  # what other devices compute
-    assert agrees(out, masked_attention(*inputs, dense, 0.9))
+    out = attention.attend("dense", *inputs, causal=causal, scale=scale)
+    assert agrees(out, reference(seen), inputs)
+    dense, mask = masked_by((inputs[0] * factor, inputs[1]), causal, parsed)
+    out = attention.attend("sparse", *inputs, causal=causal, scale=scale, options=parsed)
+    assert agrees(out, reference(dense), inputs)
+    out = block_sparse.attend_by_blocks(*inputs, mask)  # what other devices compute
+    assert agrees(out, masked_attention(*inputs, dense))
     work = mask.work
     assert work.kept == pytest.approx(float(dense.flatten(0, 1).sum(dim=(1, 2)).double().mean()))
     if pattern != "dca":  # whose chosen keys are packed
         tiles, _ = kept_tiles(dense, parsed.block_size)
-        assert work.kept_tiles == pytest.approx(float(tiles.sum()) / len(mask.plans))
+        assert work.kept_tiles == pytest.approx(float(tiles.sum()) / len(tiles.flatten(0, 1)))
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
@@ -181,10 +99,13 @@ def test_a_pattern_of_tiles_has_the_requested_sparsity(pattern, sparsity):
     assert work.sparsity == pytest.approx(sparsity, abs=0.02) == work.block_sparsity
 
 
-def test_each_head_draws_its_own_tiles_with_per_head():
-    options = Options(pattern="random", sparsity=0.75, block_size=16, per_head=True)
-    drawn, _ = masked_by(qkv(2, 3, 3, 256, 256), False, options)
-    assert len(drawn[0].unique(dim=0)) == 3
+@pytest.mark.parametrize("pattern", ["random", "bigbird"])
+def test_random_tiles_are_drawn_by_default(pattern):
+    kept = [
+        attention.work("sparse", 2048, 2048, causal=True, options={"pattern": pattern, **none})
+        for none in ({}, {"random_tokens": 0})
+    ]
+    assert kept[0].kept > kept[1].kept
 
 
 @pytest.mark.parametrize(
@@ -232,23 +153,34 @@ def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it_or_one(n, spar
     assert got.kept == max((k for k in kept if 1 - k / got.total >= sparsity), default=kept[0])
 
 
+X = torch.zeros(1, 2, 4, 8)
+
+
 @pytest.mark.parametrize(
-    ("pattern", "given", "message"),
+    ("change", "message"),
     [
-        ("window", {"scores": torch.zeros(1, 8)}, "scores: .* give pattern dca shape .1, 8."),
-        ("dca", {"scores": torch.zeros(1, 5)}, "scores: .1, 5. is not valid"),
-        ("dca", {"scores": torch.zeros(3, 8)}, "scores: .3, 8. is not valid"),
-        ("window", {"scale": float("inf")}, "scale: must be greater than 0 and finite, got inf"),
-        ("window", {"causal": "no"}, "causal: 'no' is neither True nor False"),
+        ({"kind": "dens"}, "attention_type: 'dens' is not a known attention kind"),
+        ({"options": "window"}, "attention_options: 'window' is not a mapping; give names and"),
+        ({"q": X[0]}, r"q, k, v: .* do not fit; give q \[batch, heads, q_len, head_dim\]"),
+        ({"q": torch.zeros(1, 3, 4, 8)}, "q, k, v: .*heads a multiple of kv_heads"),
+        ({"v": torch.zeros(1, 2, 5, 8)}, r"q, k, v: .*\[1, 2, 5, 8\] torch.float32 do not fit"),
+        (dict.fromkeys("qkv", X.int()), "q, k, v: .* one floating-point dtype"),
+        ({"q": torch.zeros(1, 2, 9, 8)}, "q, k: 9 queries over 4 keys; give .* at most as many"),
+        ({"k": X[:, :, :0], "v": X[:, :, :0]}, "q, k: 4 queries over 0 keys; give at least one"),
+        (
+            {"kind": "sparse", "options": {"pattern": "random"}, "q": torch.zeros(1, 2, 9, 8)}
+            | {"causal": False},
+            "q: has more queries than keys, and the pattern looks up key positions; give fewer",
+        ),
     ],
 )
-def test_arguments_that_would_be_misread_are_refused(pattern, given, message):
-    inputs, options = qkv(1, 2, 2, 8, 8), {"pattern": pattern}
-    with pytest.raises(BadInput, match=rf"^{message}"):
-        attention.attend("sparse", *inputs, **{"causal": True} | given, options=options)
+def test_wrong_arguments_are_refused_in_one_line(change, message):
+    call = {"kind": "dense", "q": X, "k": X, "v": X, "causal": True} | change
+    with pytest.raises(BadInput, match=f"^{message}") as caught:
+        attention.attend(**call)
+    assert len(caught.value.lines) == 1
 
 
-@pytest.mark.parametrize(("length", "heads"), [(4.5, 1), ("4", 1), (64, 0)])
-def test_work_is_counted_for_whole_numbers_only(length, heads):
-    with pytest.raises(BadInput, match="are not all whole numbers above 0"):
-        attention.work("dense", length, length, causal=True, heads=heads)
+def test_the_work_of_shapes_that_attention_refuses_is_refused_too():
+    with pytest.raises(BadInput, match="9 queries over 4 keys"):
+        attention.work("sparse", 9, 4, causal=True)

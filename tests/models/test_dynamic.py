@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,13 +41,10 @@ def _rows(q, k, causal, **options):
 
 
 @every_shape
-@pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"window": 40}, {"window": 3}])
+@pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {}])
 def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
     for kept, scores, own in _rows(*_inputs(*shape), causal, pattern="top_k", **rest):
-        if "sparsity" in rest:
-            count = max(1, round((1 - rest["sparsity"]) * len(scores)))
-        else:
-            count = min(len(scores), max(1, round(rest["window"] / SIZE)))
+        count = max(1, round((1 - rest.get("sparsity", 0.9)) * len(scores)))
         best = sorted(scores, key=lambda at: (at not in own, -scores[at]))
         assert kept == set(best[: max(count, len(own))])
 
@@ -85,25 +83,13 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
     )
     mask = CHOOSERS["dca"](q, k, causal, options, scores if learned else None).blocks()
     for b in range(2):
-        seen = mask.elements(4 * b)
+        seen = mask.elements(b)
         for row in range(q_len):
             position = row + 90 - q_len
             place = (position - row % SIZE) // SIZE
-            pool = scores[b, : place * SIZE] if causal else scores[b]
+            pool = scores[b, : max(1, place * SIZE)] if causal else scores[b]
             near = {j for j in range(90) if abs(position - j) < 5}
-            if len(pool):
-                generator = torch.Generator().manual_seed(3 * 1_000_003 + place)
-                drawn = torch.randint(len(pool), (4,), generator=generator)
-                near |= {*_stand_out(pool, 6), *drawn.tolist()}
+            drawn = np.random.RandomState([3, place]).randint(len(pool), size=4)
+            near |= {*_stand_out(pool, 6), *drawn.tolist()}
             wanted = {j for j in near if not causal or j <= position}
             assert {*seen[row].nonzero().flatten().tolist()} == wanted
-
-
-def test_the_work_of_chosen_keys_is_that_of_tiles_packed_with_them():
-    scores = torch.zeros(2, 64)
-    scores[:, [1, 20]] = 1.0
-    options = Options(pattern="dca", window=1, global_tokens=2, random_tokens=0, block_size=SIZE)
-    mask = CHOOSERS["dca"](*_inputs(64, 64), True, options, scores).blocks()
-    plan = mask.plans[0]
-    assert [block.keys for block in plan] == [16, 17, 18, 18]  # itself, and one or two chosen ones
-    assert mask.work.kept_tiles == 7 and [block.kept for block in plan] == [16, 32, 48, 48]

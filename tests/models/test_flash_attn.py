@@ -16,10 +16,10 @@ from tests.models.inputs import agrees, qkv
 STUB = """
 import torch
 
-def flash_attn_func(q, k, v, softmax_scale, causal):
+def flash_attn_func(q, k, v, causal):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
+        q, k, v, is_causal=causal, enable_gqa=True
     ).transpose(1, 2)
     return RETURNED
 """
@@ -81,9 +81,8 @@ def test_the_version_named_is_called_or_the_newest_and_a_broken_one_hides_no_oth
         assert 'pip install -e ".[cuda]"' in said
         return
     assert "flash_attn has no cpu kernel" in said
-    for scale in (None, 0.9):
-        out = flash_attn.call(found, *INPUTS, True, scale)
-        assert agrees(out, masked_attention(*INPUTS, causal_mask(8, 8), scale), INPUTS)
+    out = flash_attn.call(found, *INPUTS, True)
+    assert agrees(out, masked_attention(*INPUTS, causal_mask(8, 8)), INPUTS)
 
 
 def test_what_a_version_asserts_is_unsupported(monkeypatch):
@@ -94,18 +93,18 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
     with pytest.raises(
         Unsupported, match=r"flash_attn 4 refuses the input \(head_dim 16 is not supported on SM"
     ):
-        flash_attn.call(4, *INPUTS, True, None)
+        flash_attn.call(4, *INPUTS, True)
 
 
 def test_it_takes_short_types_on_a_gpu(monkeypatch):
     monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
     monkeypatch.setattr(flash_attn, "call", lambda *x: x)
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    rest = {"causal": True, "scale": 0.5, "options": flash_attn.Options()}
+    rest = {"causal": True, "options": flash_attn.Options()}
     with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
         flash_attn.attend(gpu, gpu, gpu, **rest)
     for gpu.dtype in (torch.float16, torch.bfloat16):
-        assert flash_attn.attend(gpu, gpu, gpu, **rest) == (3, gpu, gpu, gpu, True, 0.5)
+        assert flash_attn.attend(gpu, gpu, gpu, **rest) == (3, gpu, gpu, gpu, True)
 
 
 def test_a_dense_case_names_the_flash_kernels_that_it_runs(monkeypatch):

@@ -6,7 +6,9 @@ import tracemalloc
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 
+from nanolib.experiments.attention.case import AttentionCase
 from nanolib.models import attention
 from nanolib.models.attention import flex, sparse
 from nanolib.models.attention.dynamic import CHOOSERS
@@ -19,7 +21,7 @@ GROUPED, CACHED = (2, 4, 2, 97, 97), (1, 4, 1, 45, 97)
 
 def _options(pattern):
     options = {"window": 20, "global_tokens": 5, "random_tokens": 9, "block_size": 16}
-    options |= {"pattern": pattern, "per_head": True} | REQUIRED.get(pattern, {})
+    options |= {"pattern": pattern} | REQUIRED.get(pattern, {})
     return sparse.Options(**options)
 
 
@@ -43,22 +45,8 @@ def test_outputs_and_gradients_are_those_of_the_reference(
         (kept & ~whole, mask.kv_num_blocks, mask.q_num_blocks),
     ):
         assert (by_row == of.sum(dim=-1)).all() and (by_column == of.sum(dim=-2)).all()
-    out = uncompiled(*inputs, block_mask=mask, scale=None)
+    out = uncompiled(*inputs, block_mask=mask)
     assert agrees(out, masked_attention(*inputs, elements), inputs)
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "head_dim", "q_len", "computes"),
-    [
-        ("cpu", torch.float32, 64, 512, False),
-        ("cuda:1", torch.float64, 64, 512, False),
-        ("cuda", torch.bfloat16, 8, 512, False),
-        ("cuda", torch.bfloat16, 64, 128, False),  # a single block
-        ("cuda", torch.float16, 16, 129, True),
-    ],
-)
-def test_it_computes_sparse_where_it_has_a_kernel(device, dtype, head_dim, q_len, computes):
-    assert flex.computes_sparse(device, dtype, head_dim, q_len, 128) == computes
 
 
 def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
@@ -79,18 +67,12 @@ def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
 WINDOW = {"pattern": "window", "window": 16, "block_size": 16}
 
 
-@pytest.mark.parametrize("grad", [True, False])
-def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypatch, grad):
-    found = []
-
-    def compiled(*of):
-        return lambda q, *_, **__: found.append(torch._functorch.config.donated_buffer) or q
-
-    monkeypatch.setattr(flex, "compiled", compiled)
-    monkeypatch.setattr(flex, "unsupported", lambda *_: "")
-    with torch.set_grad_enabled(grad):
-        attention.attend("flex", *qkv(*GROUPED), causal=True, options=WINDOW)
-    assert found == [not grad]
+def test_a_case_allows_its_backward_pass_to_repeat_before_anything_is_compiled():
+    shape = 256, 1, "bfloat16", 2, 2, 16, True
+    case = AttentionCase("cuda", "flex", "flex", WINDOW, *shape, backward=True)
+    with functorch_config.patch(donated_buffer=True):
+        next(work for work in case.workloads(torch.zeros(1)) if work.scope != "forward")
+        assert not functorch_config.donated_buffer
 
 
 def _attended(q, k, v, **rest):

@@ -9,13 +9,11 @@ import torch
 from nanolib.measurement import BadInput
 from nanolib.models.attention import partial, ring, ulysses
 from nanolib.models.attention.partial import partial_attention, plain
-from nanolib.models.attention.reference import causal_mask, masked_attention
-from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
-from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
+from nanolib.models.attention.ring import block_gradients, plain_gradients
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
-from tests.models.inputs import agrees, qkv
+from tests.models.inputs import qkv
 
 pytestmark = pytest.mark.slow
 
@@ -85,16 +83,6 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
         assert current == [owner, owner]
         events.append(f"compute {owner}")
     assert events == order
-
-
-def test_scores_are_multiplied_by_the_factor_given():
-    q, k, v = inputs = qkv(2, 4, 2, 10, 10, head_dim=8)
-    for attend in (ring_attention, ulysses_attention):
-        whole = masked_attention(*inputs, causal_mask(10, 10), 0.9)
-        assert agrees(attend(*inputs, scale=0.9), whole, inputs)
-    for algorithm in ALGORITHMS:
-        last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=algorithm, scale=0.9)
-        assert agrees(last, whole[:, :, -1:])
 
 
 def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):

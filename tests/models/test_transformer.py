@@ -68,22 +68,12 @@ def test_a_seed_leaves_the_global_generator_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("size", [0, 1.5, True, "8"])
-def test_random_ids_need_whole_sizes(size):
-    with pytest.raises(BadInput, match=f"batch_size: must be a whole number above 0, got {size!r}"):
-        generate_random_batch(size, 8, vocab_size=256)
-
-
 def test_a_users_corpus_is_read_and_one_that_is_too_short_refused(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"abcdef")
-    data = text.load(str(file))
-    assert bytes(data.numpy()) == b"abcdef"
+    (tmp_path / "inner").mkdir()
+    for name, written in {"b.txt": b"ef", "a.txt": b"ab", "inner/a.md": b"gh"}.items():
+        (tmp_path / name).write_bytes(written)
+    data = text.load(str(tmp_path))
+    assert bytes(data.numpy()) == b"abefgh"
+    assert bytes(text.load(str(tmp_path / "b.txt")).numpy()) == b"ef"
     with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
         next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))
-
-
-@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
-def test_ids_without_a_token_or_a_batch_are_refused(shape):
-    with pytest.raises(BadInput, match=r"ids: shape .* is not valid; give \[batch, length\]"):
-        _tiny()(torch.zeros(shape, dtype=torch.long))

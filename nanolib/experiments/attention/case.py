@@ -136,6 +136,8 @@ class AttentionCase(Case):
 
         yield Workload("forward", forward, lambda: inputs)
         if self.backward:
+            if self.by_flex:
+                flex.allow_repeated_backward()
             gradient = torch.empty_like(inputs[0])
 
             def both() -> tuple[Tensor, ...]:
@@ -271,8 +273,6 @@ class AttentionCase(Case):
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""
-        if self.by_flex:
-            flex.allow_repeated_backward()
         for x in inputs:
             x.requires_grad_()
         out = self.attend(inputs)
@@ -291,7 +291,7 @@ class AttentionCase(Case):
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()
         if block_mask is not None:
             heads = range(1 if block_mask.shared else self.num_heads)
-            mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in heads])
+            mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])
         q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))
         error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))
         method = f"float64 on {len(rows)} queries"

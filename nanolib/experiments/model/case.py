@@ -26,7 +26,7 @@ from nanolib.meters.memory import MIB
 from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.training import check_loss, train
+from nanolib.models.training import train
 from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace
@@ -271,7 +271,6 @@ class LossCase(ModelWorkCase, ShapedCase):
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss before each step, and yield the mean of the last tenth of the losses."""
         model = self.build(params.seed)
-        check_loss(model)
         batches = text_batches(self, self.corpus, params.seed, self.steps)
         losses = train(model, batches, self.learning_rate).tolist()
         finite = [*itertools.takewhile(math.isfinite, losses)]

@@ -1,10 +1,12 @@
 """Find the memory, FLOPs and memory traffic of a model at one shape, on tensors without data."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -151,11 +153,20 @@ def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None
     """Create tensors without data in the `with` statement, and discard what the model prints.
 
     Args:
-        own: Whether the model is a user's model. Only such a model may have experts.
+        own: Whether the model is a user's model, which `resolve` has found. Only such a model may
+            have experts.
         mode: `FakeTensorMode` of existing tensors, or None for a new mode.
     """
-    experts = _ProductsOfExperts() if own else contextlib.nullcontext()
-    with mode or fake_tensors(), experts, silent():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mode or fake_tensors())
+        stack.enter_context(silent())
+        if own:
+            stack.enter_context(_ProductsOfExperts())
+        if own and "transformers" in sys.modules:
+            # Without data, `transformers` assumes that each row contains several sequences, and
+            # creates a mask of all query-key pairs. A run has no such mask.
+            name = "transformers.masking_utils.find_packed_sequence_indices"
+            stack.enter_context(mock.patch(name, lambda position_ids: None))
         yield
 
 
@@ -203,6 +214,8 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 
 
 def _look(case: Any) -> Look:
+    if case.own:
+        resolve(case.preset)
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
     breakdowns = {}

@@ -12,7 +12,7 @@ from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
-from nanolib.models.training import check_loss, next_token_loss
+from nanolib.models.training import next_token_loss
 from nanolib.models.user import logits_of
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
@@ -146,7 +146,6 @@ class Training(Step):
         learning_rate: float,
         optimizer: str = "adamw",
     ) -> None:
-        check_loss(model)
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])

@@ -20,7 +20,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model
-from nanolib.models.training import check_loss, next_token_loss
+from nanolib.models.training import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
@@ -130,8 +130,6 @@ class WarmupCase(Case):
             model = create_model(config, self.device, seed=params.seed)
         else:
             model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
-        if self.direction == "forward_backward":
-            check_loss(model)
         call = logits_of(model)
         ids = text_batch(self, "", params.seed)
 

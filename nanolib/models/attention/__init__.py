@@ -3,7 +3,7 @@
 The module of each attention defines:
 
 - `Options`, a `StrictModel`
-- `attend(q, k, v, *, causal, scale, options)`
+- `attend(q, k, v, *, causal, options)`
 - `work(q_len, kv_len, *, causal, options)`
 
 Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
@@ -14,9 +14,7 @@ kv_len - q_len + i, as in decoding with a cache.
 """
 
 import importlib
-import math
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -145,18 +143,12 @@ def attend(
     """
     check_shapes(q, k, v)
     _check_lengths(q.shape[2], k.shape[2], causal)
-    if not q.is_floating_point():
-        raise BadInput(f"q: dtype {q.dtype} is not a floating-point dtype; convert q, k and v")
-    if scale is not None and not 0 < scale < math.inf:
-        raise BadInput(f"scale: must be greater than 0 and finite, got {scale!r}")
-    options, more = parse_options(kind, options), {}
+    if scale is not None:  # Every kernel multiplies the scores by head_dim ** -0.5.
+        q = q * (scale * q.shape[-1] ** 0.5)
+    given = {"causal": causal, "options": parse_options(kind, options)}
     if scores is not None:
-        if not chooses_by_score(options) or scores.shape != k.shape[::2]:
-            raise BadInput(
-                f"scores: {list(scores.shape)} is not valid; give pattern dca shape {list(k.shape[::2])}"
-            )
-        more["scores"] = scores
-    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=options, **more)
+        given["scores"] = scores
+    return _module(kind).attend(q, k, v, **given)
 
 
 def work(
@@ -170,7 +162,7 @@ def work(
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
         options: Options of the attention, as a mapping or from `parse_options`.
-        heads: Number of query heads. With `per_head: true`, each head can have its own mask.
+        heads: Number of query heads. If your own mask uses h, each head has its own mask.
 
     Returns:
         Counts per head on average, or None if the counts are unknown or depend on the input.
@@ -183,13 +175,9 @@ def work(
         >>> kept.kept / kept.total < 0.2
         True
     """
-    if not all(isinstance(n, Integral) for n in (q_len, kv_len)) or heads < 1:
-        raise BadInput(
-            f"q_len, kv_len, heads: {q_len!r}, {kv_len!r} and {heads} are not all whole numbers above 0; correct them"
-        )
     _check_lengths(q_len, kv_len, causal)
     options = parse_options(kind, options)
-    more = {"heads": heads} if getattr(options, "per_head", False) else {}
+    more = {"heads": heads} if kind in ("flex", "sparse") else {}
     return _module(kind).work(q_len, kv_len, causal=causal, options=options, **more)
 
 
@@ -204,34 +192,23 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         Traceback (most recent call last):
         nanolib.measurement.BadInput: ...
     """
-    if q.dim() != 4 or k.dim() != 4:
+    same_dtype = q.is_floating_point() and q.dtype == k.dtype == v.dtype
+    fits = same_dtype and q.dim() == k.dim() == 4 and k.shape == v.shape
+    # Keys have the batch size and the head_dim of queries, and their heads divide the query heads.
+    fits = fits and q.shape[::3] == k.shape[::3] and k.shape[1] and q.shape[1] % k.shape[1] == 0
+    if not fits:
+        found = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
         raise BadInput(
-            f"q, k: {q.dim()} and {k.dim()} dimensions; give [batch, heads, length, head_dim]"
+            f"q, k, v: {found} do not fit; give q [batch, heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, "
+            "head_dim], heads a multiple of kv_heads, and one floating-point dtype"
         )
-    if k.shape != v.shape:
-        raise BadInput(
-            f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape"
-        )
-    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise BadInput(
-            f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree"
-        )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise BadInput(
-            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; give k a divisor of q's number of heads"
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        raise BadInput(f"k, v: are {k.dtype} and {v.dtype}; give q's {q.dtype}")
 
 
 def _check_lengths(q_len: int, kv_len: int, causal: bool) -> None:
-    if q_len < 1 or kv_len < 1:
-        raise BadInput(f"q, k: {q_len} queries and {kv_len} keys; give at least one of each")
-    if causal not in (True, False):
-        raise BadInput(f"causal: {shown(causal)} is neither True nor False")
-    if causal and q_len > kv_len:
+    least = max(1, q_len) if causal else 1
+    if q_len < 1 or kv_len < least:
         raise BadInput(
-            f"q: {q_len} causal queries over {kv_len} keys; give at most as many queries as keys"
+            f"q, k: {q_len} queries over {kv_len} keys; give at least one of each, and if causal, at most as many queries as keys"
         )
 
 

@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import own
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
     DYNAMIC,
-    PATTERNS,
     TABLED,
     WINDOWED,
     MaskMod,
     Options,
-    PatternInputs,
     static_mask_mod,
+    uses_index,
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
@@ -60,7 +58,7 @@ class QueryBlock:
         keys: np.ndarray,
         kv_len: int,
         mask_mod: MaskMod,
-        head: int,
+        head: tuple[int, int],
         begin: int = 0,
     ) -> Self:
         """Create a block from its keys.
@@ -70,11 +68,11 @@ class QueryBlock:
             keys: Keys that the block attends to, in order, int64.
             kv_len: Number of keys of the sequence.
             mask_mod: Mask of the queries and keys.
-            head: Index of the head in the mask.
+            head: Index of the sequence and of the head in the mask.
             begin: Index of the first key for which to evaluate the mask. All queries see the
                 earlier keys.
         """
-        kept = mask_mod(0, head, np.arange(*rows)[:, None], keys[begin:])
+        kept = mask_mod(*head, np.arange(*rows)[:, None], keys[begin:])
         edges = np.flatnonzero(np.diff(keys) > 1) + 1
         starts = keys[np.r_[0, edges][: len(keys)]]
         stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
@@ -128,6 +126,7 @@ class BlockMask:
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
         block_size: Side of a tile, in tokens.
+        mask_mod: Mask from which the blocks were found.
     """
 
     plans: tuple[Plan, ...]
@@ -135,6 +134,7 @@ class BlockMask:
     kv_len: int
     causal: bool
     block_size: int
+    mask_mod: MaskMod
 
     @property
     def shared(self) -> bool:
@@ -155,22 +155,26 @@ class BlockMask:
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
-    def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> Tensor:
-        """Return a head's mask of the queries `rows`, by default all, as bool [rows, kv_len]."""
-        wanted = range(self.q_len) if rows is None else rows
-        mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
-        for at, row in enumerate(wanted):
-            block = self.plan(head)[row // self.block_size]
-            mask[at, block.positions] = True
-            mask[at, block.positions[block.hidden_from :]] = ~block.hidden[row - block.rows[0]]
-        return torch.from_numpy(mask)
+    def elements(self, b: int = 0, h: int = 0, rows: Tensor | None = None) -> Tensor:
+        """Return a head's mask of the queries `rows`, by default all, as bool [rows, kv_len].
+
+        The mask function computes the result, so a reference under this mask also shows pairs that
+        the blocks have missed.
+        """
+        queries = np.arange(self.q_len) if rows is None else rows.numpy()
+        return torch.from_numpy(self.mask_mod(b, h, queries[:, None], np.arange(self.kv_len)))
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int = 1) -> Work | None:
     """Count the query-key pairs and tiles that a pattern keeps. See `attention.work`."""
     if options.pattern in DYNAMIC:
         return None
-    return static_mask(options, q_len, kv_len, causal, options.masked_heads(heads)).work
+    return static_mask(options, q_len, kv_len, causal, mask_count(options, heads)).work
+
+
+def mask_count(options: Options, heads: int) -> int:
+    """Return the number of different masks: `heads` if your own mask uses h, otherwise 1."""
+    return heads if options.pattern == "own" and uses_index(options, 1) else 1
 
 
 @functools.lru_cache(maxsize=64)
@@ -186,7 +190,7 @@ def static_mask(
         q_len: Number of queries. The queries have the last positions of the sequence.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
-        heads: Number of query heads.
+        heads: Number of different masks.
         size: Side of each tile, in tokens, or None for `block_size`.
 
     Raises:
@@ -194,12 +198,11 @@ def static_mask(
     """
     options = with_window(options, q_len, kv_len, causal)
     size, hides_future = size or options.block_size, options.hides_future(causal)
-    keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
+    keeps = static_mask_mod(options, q_len, kv_len, causal, None)
     plans = (
-        _plan(keeps, options, head, q_len, kv_len, hides_future, size)
-        for head in range(options.masked_heads(heads))
+        _plan(keeps, options, head, q_len, kv_len, hides_future, size) for head in range(heads)
     )
-    return BlockMask(tuple(plans), q_len, kv_len, causal, size)
+    return BlockMask(tuple(plans), q_len, kv_len, causal, size, keeps)
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,24 +235,14 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
     """Return q_len, kv_len, causal and the number of masks, as arguments for `static_mask`.
 
     Raises:
-        BadInput: Heads or sequences share your own `mask_mod`, which uses their index.
+        BadInput: Sequences share your own `mask_mod`, which uses their index.
     """
-    if options.pattern == "own":
-        check_shared(options, *q.shape[:2])
-    return q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
-
-
-@functools.lru_cache(maxsize=64)
-def check_shared(options: Options, batch: int, heads: int) -> None:
-    """Raise `BadInput` if heads or sequences share your own mask, and the mask uses their index."""
-    name = f"attention_options.mask_mod: {options.mask_mod}"
-    mask_mod = PATTERNS["own"](PatternInputs(options, 1, heads, torch.device("cpu")))
-    if batch > 1 and own.uses_index(mask_mod, 0):
+    if options.pattern == "own" and len(q) > 1 and uses_index(options, 0):
         raise BadInput(
-            f"{name} uses b, but all sequences share one mask; remove b from the mask, or give one sequence"
+            f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share one mask; "
+            "remove b from the mask, or give one sequence"
         )
-    if heads > 1 and not options.per_head and own.uses_index(mask_mod, 1):
-        raise BadInput(f"{name} uses h, the index of the head; set per_head: true")
+    return q.shape[2], k.shape[2], causal, mask_count(options, q.shape[1])
 
 
 def _plan(
@@ -268,7 +261,7 @@ def _plan(
         tiles = np.unique(keys[kept.any(axis=0)] // size)
         keys = tile_positions(tiles, size)
         keys = keys[keys < reach]
-        blocks.append(QueryBlock.of((start, stop), keys, kv_len, keeps, head))
+        blocks.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (0, head)))
     return tuple(blocks)
 
 

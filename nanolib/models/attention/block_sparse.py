@@ -31,7 +31,7 @@ _SCORES = 2**18
 _Heads = list[tuple[int, int]]  # Each pair is the index of a sequence and of a key head.
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
     """Compute attention over the kept tiles.
 
     Args:
@@ -39,13 +39,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
         mask: Block mask for the lengths of `q` and `k`.
-        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
 
     Returns:
         Output with the shape and dtype of `q`. The output of a query without any key is zero.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
-    return kernel(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+    return kernel(q, k, v, mask, q.shape[-1] ** -0.5)
 
 
 class _BlockSparse(torch.autograd.Function):

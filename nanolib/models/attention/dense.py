@@ -72,23 +72,21 @@ def activate(impl: str) -> None:
         _active = impl
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
     """Compute dense attention. See `nanolib.models.attention.attend`."""
     on_gpu = q.device.type == "cuda"
     activate(options.impl if on_gpu else "")
     if options.impl and not on_gpu:
         raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
     if options.backend == "auto":
-        return _call(q, k, v, causal, scale)
+        return _call(q, k, v, causal)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
         raise Unsupported(
             f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}"
         )
     with sdpa_kernel(_BACKENDS[options.backend]):
         try:
-            return _call(q, k, v, causal, scale)
+            return _call(q, k, v, causal)
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
@@ -98,7 +96,7 @@ def attend(
             ) from None
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
     # torch aligns the first query with the first key, and nanolib the last query with the last
     # key. Both masks are the same if q_len equals kv_len. A single query sees every key.
@@ -110,7 +108,6 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
         v,
         attn_mask=mask,
         is_causal=causal and square,
-        scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
 

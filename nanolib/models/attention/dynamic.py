@@ -7,7 +7,7 @@ The host waits for the device only in `Choice.blocks`. List each new chooser in 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
 from nanolib.models.attention.block_mask import BlockMask, QueryBlock, tile_positions
-from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near, placed
-from nanolib.torch_internals import detect_fake_mode
+from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near
 
 
-class Sizes(NamedTuple):
-    """Sizes of the cells into which a chooser divides the attention matrix.
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cells into which a chooser divides the attention matrix.
+
+    A cell has a block of queries, and either a tile of keys or a single key. The tables have type
+    bool and shape [query blocks, key cells], and depend only on the sizes.
 
     Attributes:
         q_len: Number of queries.
@@ -29,25 +32,6 @@ class Sizes(NamedTuple):
         block_size: Queries per cell.
         key_size: Keys per cell.
         window: Reach in tokens of the local window that is kept too, or 0 without a window.
-    """
-
-    q_len: int
-    kv_len: int
-    causal: bool
-    block_size: int
-    key_size: int
-    window: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Cells of the attention matrix.
-
-    A cell has a block of queries, and either a tile of keys or a single key. All attributes except
-    `sizes` are tables, bool, shape [query blocks, key cells], that depend only on `sizes`.
-
-    Attributes:
-        sizes: Sizes that define the cells.
         own: Whether at least one query of a cell has the same position as a key of the cell.
         allowed: Whether causality allows at least one pair of a cell.
         complete: Whether a cell ends within the sequence, and causality allows all pairs.
@@ -55,7 +39,12 @@ class Cells:
         within: Whether the window keeps all pairs of a cell, or None without a window.
     """
 
-    sizes: Sizes
+    q_len: int
+    kv_len: int
+    causal: bool
+    block_size: int
+    key_size: int
+    window: int
     own: Tensor
     allowed: Tensor
     complete: Tensor
@@ -64,9 +53,16 @@ class Cells:
 
 
 @functools.lru_cache(maxsize=4)  # Tables of single keys are large: a byte per block and key.
-def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of these sizes. `planning`, the fake-tensor mode, is a key of the cache."""
-    q_len, kv_len, causal, size, key_size, window = sizes
+def cells_of(
+    q_len: int,
+    kv_len: int,
+    causal: bool,
+    size: int,
+    key_size: int,
+    window: int,
+    device: torch.device,
+) -> Cells:
+    """Return the cells of these sizes, in the order of the attributes of `Cells`."""
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
     last, stop = first + size - 1, start + key_size - 1  # The last cell may be cut off.
@@ -79,7 +75,7 @@ def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
     if window:
         near = (start - last < window) & (first - stop < window)
         tables += near, (stop - first < window) & (last - start < window)
-    return Cells(sizes, *tables)
+    return Cells(q_len, kv_len, causal, size, key_size, window, *tables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,20 +95,20 @@ class Choice:
 
     def mask_mod(self, chosen: Any) -> MaskMod:
         """Return the `mask_mod` of a choice, given `chosen` as a tensor or as an array."""
-        batch, heads = chosen.shape[:2]
-        q_len, kv_len, causal, size, key_size, window = self.cells.sizes
-        offset = kv_len - q_len
+        heads, cells = chosen.shape[1], self.cells
+        offset, window = cells.kv_len - cells.q_len, cells.window
 
         def keeps(b: Any, h: Any, position: Any, kv_idx: Any) -> Any:
-            kept = chosen[b % batch, h % heads, (position - offset) // size, kv_idx // key_size]
+            row, column = (position - offset) // cells.block_size, kv_idx // cells.key_size
+            kept = chosen[b, h % heads, row, column]
             return kept | is_near(position, kv_idx, window) if window else kept
 
-        return at_end(keeps, offset, causal)
+        return at_end(keeps, offset, cells.causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
         """Return whether a cell has a kept pair, and whether all pairs of a cell are kept."""
         some = whole = self.chosen
-        if self.cells.sizes.window:
+        if self.cells.window:
             some, whole = some | self.cells.near, whole | self.cells.within
         return some & self.cells.allowed, whole & self.cells.complete
 
@@ -125,8 +121,8 @@ class Choice:
         Returns:
             Two tables, bool [batch, heads, query tiles, key tiles].
         """
-        sizes, shape = self.cells.sizes, self.chosen.shape
-        rows, columns = side // sizes.block_size, side // sizes.key_size
+        shape = self.chosen.shape
+        rows, columns = side // self.cells.block_size, side // self.cells.key_size
         cut = 0, -shape[3] % columns, 0, -shape[2] % rows
         some, whole = (
             pad(x, cut).unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
@@ -136,25 +132,23 @@ class Choice:
 
     def blocks(self) -> BlockMask:
         """Create the block mask on the host. The host waits for the device."""
-        chosen, some, whole = (
-            x.flatten(0, 1).cpu().numpy() for x in (self.chosen, *self.kept_cells())
-        )
-        keeps, plans = self.mask_mod(chosen[None]), []
-        q_len, kv_len, causal, size, key_size, _ = self.cells.sizes
-        for head in range(len(chosen)):
+        chosen, some, whole = (x.cpu().numpy() for x in (self.chosen, *self.kept_cells()))
+        keeps, plans, cells = self.mask_mod(chosen), [], self.cells
+        q_len, kv_len, size = cells.q_len, cells.kv_len, cells.block_size
+        for b, h in np.ndindex(chosen.shape[:2]):
             plan = []
             for row, start in enumerate(range(0, q_len, size)):
                 stop = min(start + size, q_len)
-                cells = some[head, row].nonzero()[0]
-                keys = tile_positions(cells, key_size)
-                keys = keys[keys < (stop + kv_len - q_len if causal else kv_len)]
+                kept = some[b, h, row].nonzero()[0]
+                keys = tile_positions(kept, cells.key_size)
+                keys = keys[keys < (stop + kv_len - q_len if cells.causal else kv_len)]
                 # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
-                begin = int(np.append(whole[head, row, cells], False).argmin()) * key_size
-                plan.append(QueryBlock.of((start, stop), keys, kv_len, keeps, head, begin))
+                begin = int(np.append(whole[b, h, row, kept], False).argmin()) * cells.key_size
+                plan.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (b, h), begin))
             plans.append(tuple(plan))
         alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))
-        return BlockMask(shared, *self.cells.sizes[:4])
+        return BlockMask(shared, q_len, kv_len, cells.causal, size, keeps)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -162,16 +156,12 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 
     A row of queries has two tiles on the diagonal if the queries are not aligned with the keys.
 
-    `sparsity` sets the number of kept tiles in a row. Without `sparsity`, the kept tiles of a row
-    have `window` tokens in total, rounded to whole tiles.
+    `sparsity` sets the number of kept tiles in a row.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
     counts = cells.allowed.sum(dim=1, keepdim=True)
-    if options.sparsity is None:
-        kept = counts.clamp(max=max(1, round(options.window / options.block_size)))
-    else:
-        kept = ((1 - options.sparsity) * counts).round().clamp(min=1)
+    kept = ((1 - options.tile_sparsity) * counts).round().clamp(min=1)
     ranked = estimated.masked_fill(cells.own, float("inf")).argsort(dim=-1, descending=True)
     chosen = (ranked.argsort(dim=-1) < kept) | cells.own
     return Choice(chosen & cells.allowed, cells, q.shape[1])
@@ -196,7 +186,7 @@ def threshold(
 
 
 def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
-    return cells_of(Sizes(q.shape[2], k.shape[2], causal, size, size), q.device, detect_fake_mode())
+    return cells_of(q.shape[2], k.shape[2], causal, size, size, 0, q.device)
 
 
 def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
@@ -211,8 +201,8 @@ def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
-    size, q, k = cells.sizes.block_size, q.detach(), k.detach()
-    q_means = q[:, :, ::size].float() if cells.sizes.causal else _tile_means(q, size)
+    size, q, k = cells.block_size, q.detach(), k.detach()
+    q_means = q[:, :, ::size].float() if cells.causal else _tile_means(q, size)
     # Query heads that share a key head are adjacent.
     grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
     scores = (grouped @ _tile_means(k, size).mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
@@ -227,11 +217,11 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep a window, the tokens with the highest scores, and random keys.
 
-    Dynamic Context Allocation chooses as global tokens the tokens whose score is more than one
-    standard deviation above the mean. The number of global tokens is at least 1 and at most
-    `global_tokens`. nanolib draws random keys for each block of queries. If causal, nanolib chooses
-    only among the tokens before the block. Decoding with a cache then chooses the same tokens as a
-    pass over the whole sequence.
+    Dynamic Context Allocation chooses as global tokens the token with the highest score, and all
+    tokens whose score is more than one standard deviation above the mean, but at most
+    `global_tokens` tokens. nanolib draws random keys for each block of queries. If causal, nanolib
+    chooses only among the tokens before the block, and token 0 for the first block. Decoding with a
+    cache then chooses the same tokens as a pass over the whole sequence.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
@@ -242,57 +232,51 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
     wide = torch.float32 if q.device.type == "mps" else torch.float64  # MPS has no float64.
-    kv_len, planning = k.shape[2], detect_fake_mode()
-    known, drawn = _drawn(q.shape[2], kv_len, causal, options, q.device, planning)
+    q_len, kv_len, size = q.shape[2], k.shape[2], options.block_size
+    known, drawn = _drawn(q_len, kv_len, causal, options, q.device)
     table = _stand_out(values.to(wide), known, options.global_tokens)
-    table = table.scatter(-1, drawn.expand(len(table), -1, -1), True)[:, None, :, :kv_len]
-    sizes = Sizes(q.shape[2], kv_len, causal, options.block_size, 1, options.window)
-    return Choice(table, cells_of(sizes, q.device, planning), q.shape[1])
+    table = table.scatter(-1, drawn.expand(len(table), -1, -1), True)[:, None]
+    cells = cells_of(q_len, kv_len, causal, size, 1, options.window, q.device)
+    return Choice(table, cells, q.shape[1])
 
 
 def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
-    """Select the global tokens, bool [batch, blocks, tokens + 1]. The last column has no meaning.
+    """Select the global tokens, bool [batch, blocks, tokens].
 
     Args:
         scores: Score of each token, shape [batch, tokens].
         known: Number of leading tokens from which to choose for each block, int64 [blocks, 1].
         most: Largest number of global tokens.
     """
-    tokens = scores.shape[-1]
-    beyond = torch.arange(tokens, device=scores.device) >= known
+    beyond = torch.arange(scores.shape[-1], device=scores.device) >= known
     among = scores[:, None].masked_fill(beyond, 0)
     mean = among.sum(dim=-1, keepdim=True) / known
     deviations = (among - mean).masked_fill(beyond, 0)
     spread = (deviations.square().sum(dim=-1, keepdim=True) / known).sqrt()
     among = among.masked_fill(beyond, float("-inf"))
-    count = (among > mean + spread).sum(dim=-1, keepdim=True).clamp(min=1).minimum(known)
     # A stable sort prefers the earlier of two equal scores, whatever the length of the cache.
-    best = among.sort(dim=-1, descending=True, stable=True).indices[..., :most]
-    best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, tokens)
-    none = torch.zeros(*among.shape[:-1], tokens + 1, dtype=torch.bool, device=best.device)
-    return none.scatter(-1, best, True)
+    rank = among.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+    return ((among > mean + spread) | (rank == 0)) & (rank < most)
 
 
 @functools.lru_cache(maxsize=64)
 def _drawn(
-    q_len: int, kv_len: int, causal: bool, options: Options, device: torch.device, planning: object
+    q_len: int, kv_len: int, causal: bool, options: Options, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Draw the random tokens of each block of queries.
 
     Returns:
         Number of leading tokens from which to choose for each block, int64 [blocks, 1], and the
-        drawn tokens, int64 [blocks, random_tokens]. For a block without leading tokens, all
-        drawn tokens are the placeholder `kv_len`.
+        drawn tokens, int64 [blocks, random_tokens].
     """
-    size, count = options.block_size, options.random_tokens
-    places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]
-    known = [place * size if causal else kv_len for place in places]
-    rows = np.full((len(places), count), kv_len)
-    for row, place, among in zip(rows, places, known, strict=True):
-        if among:
-            source = np.random.RandomState((options.seed * 1_000_003 + place) % 2**32)
-            row[:] = source.randint(2**32, size=count, dtype=np.uint32) % among
-    return tuple(placed(x, device) for x in (np.array(known)[:, None], rows))
+    size, known, rows = options.block_size, [], []
+    for start in range(kv_len - q_len, kv_len, size):
+        place = start // size
+        known.append(max(1, place * size) if causal else kv_len)
+        source = np.random.RandomState([options.seed, place])
+        rows.append(source.randint(known[-1], size=options.random_tokens))
+    known = torch.tensor(known, device=device)[:, None]
+    return known, torch.from_numpy(np.array(rows)).to(device)
 
 
 CHOOSERS: dict[str, Callable[..., Choice]] = dict(

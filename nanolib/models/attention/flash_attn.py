@@ -75,9 +75,7 @@ def missing(version: Version = "auto") -> str:
     return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
     """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
@@ -93,19 +91,17 @@ def attend(
         raise Unsupported(
             f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}; use bfloat16"
         )
-    return call(version, q, k, v, causal, scale)
+    return call(version, q, k, v, causal)
 
 
-def call(
-    version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
-) -> Tensor:
+def call(version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """Call one version of flash-attn on q, k and v of shape [batch, heads, length, head_dim].
 
     Since version 2.1, flash-attn aligns the last query with the last key, as nanolib does.
     """
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
-        out = function(*inputs, softmax_scale=scale, causal=causal)
+        out = function(*inputs, causal=causal)
     except AssertionError as error:  # Version 4 raises this error for a missing kernel.
         raise Unsupported(
             f"flash_attn {version} refuses the input ({error or 'without a reason'}); use dense"

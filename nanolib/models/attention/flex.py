@@ -1,6 +1,5 @@
 """Compute sparse attention with torch's compiled FlexAttention."""
 
-import contextlib
 import functools
 import math
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from nanolib.models.attention.block_mask import (
     work,
 )
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
-from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.attention.reference import tile_count
@@ -84,7 +82,6 @@ def attend(
     v: Tensor,
     *,
     causal: bool,
-    scale: float | None,
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
@@ -99,29 +96,26 @@ def attend(
     backend = getattr(options, "backend", "auto")  # The options of `sparse` have no backend.
     if reason := unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
-    mask = mask_of(scale_queries(q, scale), k, causal=causal, options=options, scores=scores)
+    mask = mask_of(q, k, causal=causal, options=options, scores=scores)
     if detect_fake_mode():
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        scale = q.shape[-1] ** -0.5
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     if q.device.type == "cpu":  # On CPU, FlexAttention refuses inputs that require grad.
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
-    # With donated buffers, the backward pass could not run a second time.
-    with functorch_config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
-        out = kernel(
-            q,
-            k,
-            v,
-            block_mask=mask,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-            kernel_options=None if backend == "auto" else {"BACKEND": backend.upper()},
-        )
+    out = kernel(
+        q,
+        k,
+        v,
+        block_mask=mask,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=None if backend == "auto" else {"BACKEND": backend.upper()},
+    )
     return out.to(q.dtype)
 
 
 def allow_repeated_backward() -> None:
-    """Allow this process to repeat the backward pass of a graph that `attend` has compiled."""
+    """Allow this process to repeat the backward pass of graphs that it compiles from now on."""
     functorch_config.donated_buffer = False
 
 
@@ -178,16 +172,16 @@ def drawn_mask(
     part[:, q_len // tile :] = True
     part[:, :, kv_len // tile :] = True
     made = with_window(options, q_len, kv_len, causal)
-    mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
+    mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
     """Create the mask of a `Choice`, on the device of the choice."""
-    q_len, kv_len, _, size, *_ = choice.cells.sizes
-    tile = kernel_tile(choice.chosen.device.type, size)
-    return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(choice.chosen), (q_len, kv_len))
+    cells, chosen = choice.cells, choice.chosen
+    tile, lengths = kernel_tile(chosen.device.type, cells.block_size), (cells.q_len, cells.kv_len)
+    return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(chosen), lengths)
 
 
 def _list_tiles(
@@ -197,8 +191,8 @@ def _list_tiles(
 
     `some` marks tiles with at least one kept pair, and `whole` marks tiles that keep all pairs.
     """
-    part, lists = some & ~whole, []
-    for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
+    lists = []
+    for tiles in (some & ~whole, whole):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)
         lists += [tiles.sum(dim=-1, dtype=torch.int32), order.int()]
-    return FlexMask(lengths, *lists, BLOCK_SIZE=(tile, tile), mask_mod=mask_mod)
+    return FlexMask.from_kv_blocks(*lists, tile, mask_mod, lengths)

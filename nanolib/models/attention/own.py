@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.partial import scale_queries
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 from nanolib.torch_internals import disable_dispatch_modes
@@ -36,15 +35,13 @@ class Options(StrictModel):
         return value
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
     """Compute attention by your own function. See `nanolib.models.attention.attend`.
 
     Raises:
         BadInput: The function does not exist, or does not return a tensor with the shape of `q`.
     """
-    out = _function(options.call)(scale_queries(q, scale), k, v, causal)
+    out = _function(options.call)(q, k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise BadInput(

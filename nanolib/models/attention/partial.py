@@ -47,11 +47,6 @@ def wide_type(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-def scale_queries(q: Tensor, scale: float | None) -> Tensor:
-    """Multiply queries by a factor, for a kernel that always scales scores by head_dim ** -0.5."""
-    return q if scale is None else q * (scale * q.shape[-1] ** 0.5)
-
-
 def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries and keys the same number of heads.
 

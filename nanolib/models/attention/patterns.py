@@ -11,6 +11,7 @@ the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, th
 all pairs, no pairs, a band around the diagonal, one document, or leading rows or columns.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
@@ -34,9 +35,9 @@ WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
-_DRAWN = ("random", "bigbird")
 # These patterns look up positions in a table, so each query must have the position of a key.
-TABLED = (*_DRAWN, "document")
+TABLED = ("random", "bigbird", "document")
+_TILE_SPARSITY = 0.9
 _MOST = 2**24  # Largest number of tokens of a sequence.
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
@@ -53,15 +54,16 @@ class Options(StrictModel):
             `global_tokens` positions by score, and other patterns take the first positions.
         random_tokens: Number of random keys for each block of queries. `bigbird` and `random` round
             this number up to whole tiles.
-        sparsity: Share of query-key pairs to remove, in [0, 1). `sparsity` overrides `window`.
+        sparsity: Share of query-key pairs to remove, in [0, 1). `sparsity` overrides `window`. The
+            default of `strided` and `top_k` is 0.9.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile, in tokens. The kernel computes or skips a whole tile.
         seed: Seed of the random tiles and keys.
-        per_head: Whether each head has its own mask in the patterns `random`, `bigbird` and `own`.
         document_lengths: Lengths of the documents in a sequence, in tokens, repeated as needed.
         document_starts: Position of the first token of each document after the first document.
-        mask_mod: Mask for the pattern `own`, as `package.module:function`. A mask that uses the
-            index of the head needs `per_head: true`. All sequences of a batch must share one mask.
+        mask_mod: Mask for the pattern `own`, as `package.module:function`. If the mask uses the
+            index of the head, each head has its own mask. All sequences of a batch must share one
+            mask.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -70,12 +72,11 @@ class Options(StrictModel):
     pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0, le=_MOST)
     global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
-    random_tokens: int = pydantic.Field(0, ge=0, le=_MOST)
+    random_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
     mass: float = pydantic.Field(0.9, gt=0, le=1)
     block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
-    per_head: bool = False
     document_lengths: tuple[_Tokens, ...] = ()
     document_starts: tuple[_Tokens, ...] = ()
     mask_mod: str = ""
@@ -100,13 +101,18 @@ class Options(StrictModel):
             raise ValueError(
                 f"document_starts: {list(self.document_starts)} are not in rising order; sort them, and remove repeats"
             )
-        if self.pattern == "own" or self.mask_mod:
+        if self.pattern == "own":
             check_function("mask_mod", self.mask_mod)
+        elif self.mask_mod:
+            raise ValueError(
+                f"mask_mod: {self.pattern} has its own mask; set pattern: own, or leave mask_mod out"
+            )
         return self
 
-    def masked_heads(self, heads: int) -> int:
-        """Return the number of different masks: `heads` if each head has its own, otherwise 1."""
-        return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
+    @property
+    def tile_sparsity(self) -> float:
+        """Share of tiles that `strided` and `top_k` remove."""
+        return _TILE_SPARSITY if self.sparsity is None else self.sparsity
 
     def hides_future(self, causal: bool) -> bool:
         """Return whether nanolib adds the causal mask. `prefix_lm` has its own causal mask."""
@@ -119,13 +125,11 @@ class PatternInputs(NamedTuple):
     Attributes:
         options: Options of the pattern.
         kv_len: Number of keys.
-        heads: Number of query heads.
         device: Device of the mask's tables, or None for numpy arrays.
     """
 
     options: Options
     kv_len: int
-    heads: int
     device: Device
 
 
@@ -167,14 +171,12 @@ def local_global(inputs: PatternInputs) -> MaskMod:
 def strided(inputs: PatternInputs) -> MaskMod:
     """Keep the tile on the diagonal, and every stride-th tile to the left and right.
 
-    The stride is 1 / (1 − `sparsity`), or `window` / `block_size` if you do not set `sparsity`.
+    The stride is 1 / (1 − `sparsity`), rounded to whole tiles.
 
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. Here
     the stride counts tiles, because a kernel skips only whole tiles.
     """
-    options, size = inputs.options, inputs.options.block_size
-    stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
-    stride = max(1, round(stride))
+    size, stride = inputs.options.block_size, round(1 / (1 - inputs.options.tile_sparsity))
     return lambda b, h, q_idx, kv_idx: (q_idx // size - kv_idx // size) % stride == 0
 
 
@@ -199,14 +201,14 @@ def random(inputs: PatternInputs) -> MaskMod:
 
     Source: the random attention of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
-    options, kv_len, heads, device = inputs
-    size = options.block_size
-    kept = 1 + tile_count(options.random_tokens, size)
+    options, size = inputs.options, inputs.options.block_size
+    tiles, kept = tile_count(inputs.kv_len, size), 1 + tile_count(options.random_tokens, size)
     if options.sparsity is not None:
-        kept = max(1, round((1 - options.sparsity) * tile_count(kv_len, size)))
-    count = options.masked_heads(heads)
-    tables = placed(_draw(options, kv_len, count, kept), device)
-    return lambda b, h, q_idx, kv_idx: tables[h % count, q_idx // size, kv_idx // size]
+        kept = max(1, round((1 - options.sparsity) * tiles))
+    order = np.random.RandomState(options.seed).rand(tiles, tiles)
+    np.fill_diagonal(order, -1)
+    table = placed(order.argsort(axis=1).argsort(axis=1) < kept, inputs.device)
+    return lambda b, h, q_idx, kv_idx: table[q_idx // size, kv_idx // size]
 
 
 def bigbird(inputs: PatternInputs) -> MaskMod:
@@ -246,26 +248,12 @@ def prefix_lm(inputs: PatternInputs) -> MaskMod:
 def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
-    nanolib refuses a mask that uses `b` if there are several sequences. A mask that uses `h` needs
-    `per_head: true`. To find the kept tiles, nanolib evaluates the mask on the CPU.
+    nanolib refuses a mask that uses `b` if there are several sequences. To find the kept tiles,
+    nanolib evaluates the mask on the CPU.
     """
     with own.on_cpu():  # The module of the mask must not create tensors without data.
         mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
     return mask_mod if inputs.device else own.on_arrays(mask_mod)
-
-
-def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
-    """Draw the kept tiles of each row, including the diagonal, bool [heads, tiles, tiles]."""
-    tiles = tile_count(kv_len, options.block_size)
-    tables = np.zeros((heads, tiles, tiles), dtype=bool)
-    for head, table in enumerate(tables):
-        source = np.random.RandomState((options.seed + 1_000_003 * head) % 2**32)
-        bits = source.randint(2**32, size=(tiles, tiles), dtype=np.uint32)
-        # torch.rand uses 24 bits too, so a seed draws the same tiles as torch.rand.
-        order = (bits & 0xFFFFFF).astype(np.int64)
-        np.fill_diagonal(order, -1)
-        np.put_along_axis(table, order.argsort(axis=1, kind="stable")[:, :kept], True, axis=1)
-    return tables
 
 
 PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
@@ -281,11 +269,18 @@ PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
 }
 
 
+@functools.lru_cache(maxsize=64)
+def uses_index(options: Options, place: int) -> bool:
+    """Return whether your own mask uses b (`place` 0) or h (`place` 1)."""
+    mask_mod = own_mask(PatternInputs(options, 1, torch.device("cpu")))
+    return own.uses_index(mask_mod, place)
+
+
 def static_mask_mod(
-    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
+    options: Options, q_len: int, kv_len: int, causal: bool, device: Device
 ) -> MaskMod:
     """Return the `mask_mod` of a pattern with the causal mask. `options` is from `with_window`."""
-    mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, heads, device))
+    mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, device))
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 
 

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 
-def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
-) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Compute attention in float64 under a mask. Return zero for a query that sees no key.
 
     Args:
@@ -17,14 +15,13 @@ def masked_attention(
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
         mask: Whether a query sees a key, bool, shape [..., q_len, kv_len].
-        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
 
     Returns:
         Output in float64, with the shape of `q`.
     """
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = q.double() @ k.mT * q.shape[-1] ** -0.5
     weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
     return torch.nan_to_num(weights, nan=0.0) @ v
 

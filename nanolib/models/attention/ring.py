@@ -25,7 +25,6 @@ from nanolib.models.attention.partial import (
     masked_scores,
     merge,
     partial_attention,
-    scale_queries,
     wide_type,
 )
 from nanolib.models.attention.ranks import Piece, Ranks, Sharding
@@ -39,7 +38,6 @@ def ring_attention(
     causal: bool = True,
     layout: Sharding | None = None,
     group: Any = None,
-    scale: float | None = None,
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
@@ -53,7 +51,6 @@ def ring_attention(
         causal: Whether a query sees only keys at or before its own position.
         layout: Positions of the tokens on each rank, or None for one piece per rank, in rank order.
         group: Process group, or None for all ranks.
-        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
             hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
@@ -68,7 +65,7 @@ def ring_attention(
     ranks = Ranks(group, timer)
     layout = ranks.layout(layout, k.shape[2], k.device)
     ranks.layout(layout, q.shape[2], q.device)
-    return _Ring.apply(scale_queries(q, scale), k, v, causal, layout, ranks, overlap)
+    return _Ring.apply(q, k, v, causal, layout, ranks, overlap)
 
 
 class _Ring(torch.autograd.Function):

@@ -14,15 +14,13 @@ from torch import Tensor
 from nanolib.models.attention import block_sparse, flex
 from nanolib.models.attention.block_mask import (
     BlockMask,
-    check_shared,
     mask_shape,
     static_mask,
     with_window,
     work,
 )
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.partial import scale_queries
-from nanolib.models.attention.patterns import Options
+from nanolib.models.attention.patterns import Options, uses_index
 from nanolib.models.attention.reference import Work
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
@@ -48,7 +46,6 @@ def attend(
     v: Tensor,
     *,
     causal: bool,
-    scale: float | None,
     options: Options,
     scores: Tensor | None = None,
 ) -> Tensor:
@@ -58,12 +55,12 @@ def attend(
         q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
     )
     by_flex = by_flex and not _is_counted()
-    mask = None if by_flex and not _WATCHED else choose_mask(scale_queries(q, scale), k, **given)
+    mask = None if by_flex and not _WATCHED else choose_mask(q, k, **given)
     for found in _WATCHED:
         found.append(mask.work)
     if by_flex:
-        return flex.attend(q, k, v, scale=scale, **given)
-    return block_sparse.attend(q, k, v, mask, scale)
+        return flex.attend(q, k, v, **given)
+    return block_sparse.attend(q, k, v, mask)
 
 
 def _is_counted() -> bool:
@@ -97,5 +94,5 @@ def forget_masks() -> None:
     """Delete all cached masks."""
     with_window.cache_clear()
     static_mask.cache_clear()
-    check_shared.cache_clear()
+    uses_index.cache_clear()
     flex.drawn_mask.cache_clear()

@@ -10,6 +10,7 @@ Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from nanolib.models.attention.partial import (
     merge,
     nonzero,
     partial_attention,
-    scale_queries,
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks, Sharding
@@ -39,7 +39,6 @@ def tree_attention_decode(
     group: Any = None,
     algorithm: str = "fused",
     layout: Sharding | None = None,
-    scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute attention of the newest tokens over keys that are sharded across ranks in order.
@@ -58,7 +57,6 @@ def tree_attention_decode(
         layout: Positions of the keys on each rank. Each rank must have one piece, and the pieces
             must be in rank order. If the layout is None, the algorithm `ring` and calls with
             several queries gather the number of keys from each rank.
-        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
@@ -81,7 +79,7 @@ def tree_attention_decode(
     elif q.shape[2] > 1 or algorithm == "ring":
         with ranks.time("comm_lengths"):
             layout = ranks.layout(None, k.shape[2], k.device)
-    return _BY_NAME[algorithm](_Decode(scale_queries(q, scale), k, v, layout, ranks)).to(q.dtype)
+    return _BY_NAME[algorithm](_Decode(q, k, v, layout, ranks)).to(q.dtype)
 
 
 def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -141,27 +139,21 @@ class _Decode:
             return self.ranks.all_reduce(x)
 
 
-def _three_allreduce(call: _Decode) -> Tensor:
+def _sum(call: _Decode, packed: bool) -> Tensor:
+    """Sum denominator and numerator over all ranks, packed in one message or one after another."""
     out, lse = call.local()
     top = call.largest(lse)
     with call.ranks.time("comp_num_den"):
-        den = torch.exp(lse - top)
-        num = out * den[..., None]
-    den = call.sum_ranks(den, "comm_sum_den")
-    num = call.sum_ranks(num, "comm_sum_num")
+        den = torch.exp(lse - top)[..., None]
+        num = out * den
+        sums = torch.cat([num, den], dim=-1) if packed else num
+    if not packed:
+        den = call.sum_ranks(den, "comm_sum_den")
+    sums = call.sum_ranks(sums, "comm_sum_packed" if packed else "comm_sum_num")
     with call.ranks.time("comp_final_output"):
-        return num / nonzero(den)[..., None]
-
-
-def _fused(call: _Decode) -> Tensor:
-    out, lse = call.local()
-    top = call.largest(lse)
-    with call.ranks.time("comp_num_den"):
-        weight = torch.exp(lse - top)[..., None]
-        packed = torch.cat([out * weight, weight], dim=-1)
-    packed = call.sum_ranks(packed, "comm_sum_packed")
-    with call.ranks.time("comp_final_output"):
-        return packed[..., :-1] / nonzero(packed[..., -1:])
+        if packed:
+            sums, den = sums[..., :-1], sums[..., -1:]
+        return sums / nonzero(den)
 
 
 def _gather(call: _Decode) -> Tensor:
@@ -227,8 +219,8 @@ def _pass_q(call: _Decode) -> Tensor:
 
 
 _BY_NAME = {
-    "three_allreduce": _three_allreduce,
-    "fused": _fused,
+    "three_allreduce": partial(_sum, packed=False),
+    "fused": partial(_sum, packed=True),
     "gather": _gather,
     "ring": _ring,
     "pass_q": _pass_q,

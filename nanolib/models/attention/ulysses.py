@@ -25,7 +25,6 @@ def ulysses_attention(
     causal: bool = True,
     layout: Sharding | None = None,
     group: Any = None,
-    scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute dense attention over a sequence that is sharded across ranks, with a backward pass.
@@ -40,7 +39,6 @@ def ulysses_attention(
         layout: Positions of the tokens on each rank, with one piece per rank. If None, the pieces
             are in rank order.
         group: Process group, or None for all ranks.
-        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
 
     Returns:
@@ -70,7 +68,7 @@ def ulysses_attention(
     with ranks.time("comp_attention"):
         if q.device.type == "cpu":  # All algorithms across ranks compute in the wide dtype.
             whole = [x.to(wide_type(x)) for x in whole]
-        out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
+        out = attend("dense", *whole, causal=causal).to(q.dtype)
     with ranks.time("comm_all_to_all"):
         return _AllToAll.apply(out, False, lengths, ranks)
 

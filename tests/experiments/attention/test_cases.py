@@ -22,7 +22,7 @@ def _case(kind, **changes):
     ("kind", "counted"),
     [
         ({"kind": "own", "call": CALL}, False),
-        ({"kind": "sparse", "pattern": "own", "mask_mod": MASK, "per_head": True}, True),
+        ({"kind": "sparse", "pattern": "own", "mask_mod": MASK}, True),
     ],
 )
 @pytest.mark.parametrize("causal", [True, False])

@@ -70,6 +70,12 @@ def test_tokens_are_those_of_generate_and_begin_again_at_the_prompt(family):
             found.append(generation.token)
         assert torch.equal(torch.stack(found, 1), wanted)
         generation.token = wanted[:, 0]
+    generation.all_tokens()
+    lengths = []
+    model.register_forward_pre_hook(lambda _, given: lengths.append(given[0].shape[1]))
+    for _ in range(4):
+        generation.decode()
+    assert lengths == [1] * 4  # no token includes a prefill
 
 
 def test_a_cache_has_the_bytes_of_its_tensors_and_a_plan_is_what_a_run_uses(family):

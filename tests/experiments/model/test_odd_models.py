@@ -39,8 +39,6 @@ class Hangs(Looks):
     def forward(self, ids):
         while True:
             pass
-def frozen():
-    return Looks().requires_grad_(False)
 class Ends(Looks):
     def forward(self, ids):
         raise SystemExit(3)
@@ -98,7 +96,6 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
             r"logits of shape \[1, 1, 300\], and a loss needs logits of shape \[1, 16, 'vocab'\]",
         ),
         ("Hidden", "the model returns dict, and a loss needs logits of shape"),
-        ("frozen", "has no trainable weight; leave the loss out: train: false"),
     ],
 )
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
