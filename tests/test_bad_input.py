@@ -60,7 +60,7 @@ WITHOUT_DATABASE = {
     "run model -p 'model=no such:thing'": "model.model: 'no such:thing' does not name a function",
     "run model -p seq_lens=[99999999]": "model.seq_lens[0]: Input should be less than or equal to 16777216, got 99999999",
     "run model -p 'overrides={num_layers: 999999}'": "decoder_nano: config.num_layers: Input should be less than or equal to",
-    "run model -p attention_types=[sparse] -p 'overrides={attention_options: {window: -5}}'": "attention_options.window: Input should",
+    "run model -p attention_types=[sparse] -p 'overrides={attention_options: {window: -5}}'": "window: Input should be greater",
     "run model -p 'overrides={attention_options: {windo: 3}}'": "attention_options.windo: is not an option of any attention kind",
     "run fp8 -p corpus=HERE/empty.txt": "empty.txt' has 0 bytes; give a text of at least two",
     "run energy -p power_trace=HERE/none.csv": "read (No such file or directory); give a CSV file",

@@ -162,7 +162,7 @@ def _notebook(name: str) -> Path | None:
 @option("--batch-size", 1, "Global batch size, in sequences.", "N")
 @option("--dtype", None, "Dtype of weights and activations. Default: that of MODEL, or float32.")
 @option(
-    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with --dtype."
+    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
 )
 @option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
 @option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")

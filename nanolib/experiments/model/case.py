@@ -4,13 +4,13 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
-from nanolib.config import PRESETS
+from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.determinism import determinism_rows
 from nanolib.experiments.model.look import (
     Counted,
-    ShapedCase,
     count_by_formula,
     count_by_running,
     look_at,
@@ -22,24 +22,89 @@ from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
 from nanolib.meters.tensor_bytes import storage_bytes
+from nanolib.models import attention, create_model
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.user import missing
+from nanolib.models.user import (
+    build_model,
+    context_length,
+    hugging_face_config,
+    missing,
+    runs_code,
+)
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
-from nanolib.run.memory_plan import breakdown_rows, memory_rows, trace
+from nanolib.run.memory_plan import UNCOUNTED, breakdown_rows, memory_rows, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 
 @dataclass(frozen=True)
-class ModelCase(ShapedCase):
+class ModelCase(Case):
     """Case of one model in one mode: inference, training or generation.
 
     In generation, the model reads a prompt of `seq_len` tokens and generates `new_tokens` tokens.
+    Charts show the `name` of the case.
     """
 
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    attention_type: str
+    seq_len: int
+    batch_size: int
+    dtype: str
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
     new_tokens: int = 0
+
+    @property
+    def own(self) -> bool:
+        """Return whether `preset` names a user's model. `overrides` then contains its options."""
+        return self.preset not in PRESETS
+
+    @property
+    def runs_code(self) -> bool:
+        """Return whether building the model runs the user's code."""
+        return self.own and runs_code(self.preset)
+
+    @property
+    def config(self) -> NanoConfig:
+        """Return the configuration of a preset's model."""
+        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
+        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
+
+    @property
+    def context_length(self) -> int | None:
+        """Return the context length of the model in tokens, or None if the length is not known."""
+        if self.runs_code:
+            return None
+        if self.own:
+            return context_length(hugging_face_config(self.preset, self.overrides))
+        return self.config.context_length
+
+    @property
+    def item(self) -> int:
+        """Return the size of a weight, in bytes."""
+        return getattr(torch, self.dtype).itemsize
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """Build the model, in training mode."""
+        if self.own:
+            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
+        return create_model(self.config, self.device, seed)
+
+    def not_planned(self) -> str:
+        """Return why the memory cannot be planned, or an empty string."""
+        if self.own:
+            return ""
+        options = attention.shared_options(self.attention_type, self.config.attention_options)
+        if self.attention_type == "flex":
+            return UNCOUNTED
+        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
+        return "" if known else "the mask depends on the input"
+
+    def no_ids(self) -> Tensor:
+        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
+        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
     @property
     def position(self) -> int:

@@ -14,18 +14,16 @@ from nanolib.measurement import Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.tensor_bytes import BytesRead
-from nanolib.models import attention, create_model
+from nanolib.models import attention
 from nanolib.models.user import (
-    build_model,
-    context_length,
     hugging_face_config,
     layers_field,
     resolve,
     runs_code,
     silent,
 )
-from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import FOLLOWED_BATCH, UNCOUNTED, StackMemory, bytes_at
+from nanolib.run.case import Plan
+from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory, bytes_at
 from nanolib.run.timeout import answers_of, planning_time_limit
 from nanolib.torch_internals import TorchDispatchMode
 
@@ -33,69 +31,6 @@ from nanolib.torch_internals import TorchDispatchMode
 _LIMIT_S = 90.0
 # A user's code gets ids below this number, because nanolib does not know the code's vocabulary.
 _MOST_TOKENS = 256
-
-
-@dataclass(frozen=True)
-class ShapedCase(Case):
-    """Case of a model at one shape. Charts show the `name` of the case."""
-
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
-
-    @property
-    def own(self) -> bool:
-        """Return whether `preset` names a user's model. `overrides` then contains its options."""
-        return self.preset not in PRESETS
-
-    @property
-    def runs_code(self) -> bool:
-        """Return whether building the model runs the user's code."""
-        return self.own and runs_code(self.preset)
-
-    @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of a preset's model."""
-        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
-        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
-
-    @property
-    def context_length(self) -> int | None:
-        """Return the context length of the model in tokens, or None if the length is not known."""
-        if self.runs_code:
-            return None
-        if self.own:
-            return context_length(hugging_face_config(self.preset, self.overrides))
-        return self.config.context_length
-
-    @property
-    def item(self) -> int:
-        """Return the size of a weight, in bytes."""
-        return getattr(torch, self.dtype).itemsize
-
-    def build(self, seed: int | None = None) -> nn.Module:
-        """Build the model, in training mode."""
-        if self.own:
-            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
-        return create_model(self.config, self.device, seed)
-
-    def not_planned(self) -> str:
-        """Return why the memory cannot be planned, or an empty string."""
-        if self.own:
-            return ""
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
-        if self.attention_type == "flex":
-            return UNCOUNTED
-        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
-        return "" if known else "the mask depends on the input"
-
-    def no_ids(self) -> Tensor:
-        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
-        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
 def random_ids(case: Any, seed: int) -> Tensor:

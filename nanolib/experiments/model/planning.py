@@ -90,7 +90,7 @@ class Request(StrictModel):
     def title(self) -> str:
         """Describe the dtypes, the shape and the memory of the request."""
         precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
-        cache = f", keys and values in {self.kv_dtype}" if self.kv_dtype else ""
+        cache = f", cache in {self.kv_dtype}" if self.kv_dtype else ""
         shape = f"{self.batch_size} × {self.seq_len} tokens"
         ranks = f" over {self.ranks} ranks (FSDP, modelled)" if self.ranks > 1 else ""
         memory = f"{format_bytes(self.memory)}{' each' if ranks else ''}"
@@ -188,14 +188,18 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """Return the sentences and the tables as text."""
-        tables = {
-            "": self.table(),
-            "The largest batch that fits, by context length (tokens)": self.batches(),
-            f"{self.largest.name}: the largest parts of the peak": self.parts(self.largest),
-        }
-        lines = [self.title, *self.sentences]
-        for title, table in tables.items():
-            lines += ["", *([title] if title else []), table.to_string(index=False)]
+        lines = [
+            self.title,
+            *self.sentences,
+            "",
+            self.table().to_string(index=False),
+            "",
+            "The largest batch that fits, by context length (tokens)",
+            self.batches().to_string(index=False),
+            "",
+            f"{self.largest.name}: the largest parts of the peak",
+            self.parts(self.largest).to_string(index=False),
+        ]
         return "\n".join(lines)
 
 
@@ -213,7 +217,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
             `batch_size` (1): Number of sequences over all ranks.
             `dtype`: Dtype of weights and activations, by default the dtype in a `config.json`, or
                 float32.
-            `precision`: Precision of training, `mixed` or `pure`. The default without `dtype`
+            `precision`: Precision of training, `mixed` or `pure`. The default without a dtype
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
             `kv_dtype`: Dtype of the cache, by default the dtype of the model.
             `attention_type` (dense): Attention of a preset.

@@ -1,14 +1,15 @@
-"""Models that look at their data, end themselves or diverge: measured, or told in a line."""
+"""Models that look at their data, or that no loss can train: measured, or told in a line."""
 
 import pytest
+import torch
 
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model import look
 from nanolib.run import dry_run as plans
 from nanolib.run import sweep
 from nanolib.store import Store
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "generation_batch_sizes": [], "seq_lens": [16]}
-SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 BART = {
     "d_model": 32,
     "vocab_size": 300,
@@ -99,3 +100,19 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     assert refused["message"].str.contains(said).all()
     assert set(refused["factor.mode"]) == {"training"}
     assert (ends["factor.mode"] == "inference").any()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "tokens"),
+    [
+        ("decoder_tiny", {"vocab_size": 100}, 100),
+        ("hf:GPT2LMHeadModel", {"vocab_size": 99}, 99),
+        ("odd_models:Looks", {}, 256),
+    ],
+)
+def test_ids_are_random_tokens_of_the_vocabulary(name, options, tokens):
+    case = model.ModelCase("cpu", "m", name, options, "dense", 4000, 2, "float32", "inference")
+    ids = look.random_ids(case, 0)
+    assert ids.shape == (2, 4001) and ids.unique().tolist() == [*range(tokens)]
+    assert torch.equal(ids, look.random_ids(case, 0))
+    assert not torch.equal(ids, look.random_ids(case, 1))

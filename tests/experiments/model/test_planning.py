@@ -118,7 +118,7 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
 
 def test_training_is_mixed_unless_a_dtype_is_given():
     mixed = Request(model=TINY, memory="1GiB", kv_dtype="float16").title
-    assert mixed.startswith("float32, training in mixed precision, keys and values in float16, 1 ×")
+    assert mixed.startswith("float32, training in mixed precision, cache in float16, 1 ×")
     assert Request(model=TINY, memory="1GiB", dtype="bfloat16").title.startswith("bfloat16, 1 ×")
 
 
