@@ -13,7 +13,6 @@ from nanolib.cli.common import (
     EXIT_OK,
     command,
     echo,
-    echo_table,
     file_option,
     option,
     pairs_option,
@@ -130,12 +129,11 @@ def _notebook(name: str) -> Path | None:
 )
 @option("--seq-len", 1024, "Sequence length, in tokens.", "N")
 @option("--batch-size", 1, "Global batch size, in sequences.", "N")
-@option("--dtype", None, "Dtype of weights and activations. Default: float32.")
+@option("--dtype", None, "Dtype of weights and activations. Default: that of MODEL, or float32.")
 @option(
-    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with --dtype."
+    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
 )
-@option("--kv-dtype", None, "Dtype of cached keys and values. Default: same as --dtype.")
-@option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
+@option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
 @option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
 @option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
@@ -166,10 +164,5 @@ def plan(
     )
     if json_file:
         json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
-    echo(found.title, *found.sentences, "")
-    echo_table(found.table())
-    echo("", "The largest batch that fits, by context length (tokens)")
-    echo_table(found.batches())
-    echo("", f"{found.largest.name}: the largest parts of the peak")
-    echo_table(found.parts(found.largest))
+    echo(*str(found).split("\n"))
     sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

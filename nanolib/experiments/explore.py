@@ -1,6 +1,7 @@
 """Add controls to a live notebook, to set parameters and to predict, measure and keep results."""
 
 import functools
+import itertools
 import json
 import shlex
 import threading
@@ -74,7 +75,7 @@ class Explore:
         self._experiment, self._params = experiment, params
         self._section = next(one for one in sections() if one.experiment == params.NAME)
         self._folder = TemporaryDirectory(prefix="nanolib-explore-")
-        self._path = Path(self._folder.name) / "unsaved.sqlite"
+        self._numbers = itertools.count()
         self._stop, self._busy = threading.Event(), False
         own = [name for name in type(params).MAIN if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
@@ -125,9 +126,13 @@ class Explore:
         self.measure.disabled = self._busy or self.predict.disabled
 
     def _predict(self, _: Any) -> None:
-        with Store() as store:
-            ceilings = ceilings_of(store, this_machine().machine_id)
-        table = prediction_table(self._experiment, self.params(), ceilings)
+        try:
+            with Store() as store:
+                ceilings = ceilings_of(store, this_machine().machine_id)
+            table = prediction_table(self._experiment, self.params(), ceilings)
+        except BadInput as error:
+            self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
+            return
         if table.empty:
             self.predicted.value = "<i>No formula predicts these cases.</i>"
             return
@@ -138,6 +143,7 @@ class Explore:
 
     def _start(self, _: Any) -> None:
         params = self.params()
+        self._path = Path(self._folder.name) / f"{next(self._numbers)}.sqlite"
         self._busy = True
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
@@ -163,11 +169,10 @@ class Explore:
                 failed = failures(run.measurements()).drop(columns="experiment")
             lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
             self.status.value = escape(f"{'. '.join(lines)}. Results are not stored yet.")
-            self.keep.disabled = False
+            # Keep stores the last complete measurement, even if a later one fails or runs.
+            self._complete, self.keep.disabled = self._path, False
         except Canceled:
             self.status.value = "Canceled."
-            with Store(self._path) as store:
-                store.cleanup_old_runs(None, run_ids=store.resolve("all")[-1:])
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
             self.status.value = escape(str(error) or type(error).__name__)
         finally:
@@ -180,11 +185,10 @@ class Explore:
         self._show()
 
     def _show(self) -> None:
-        """Show the rows of the last run, without rows of unfinished cases."""
+        """Show the rows of the measurement, without rows of unfinished cases."""
         with Store(self._path) as store:
             rows = store.measurements(samples=True)
-        last = rows["run_id"].iloc[-1:].max()
-        rows = rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == last)]
+        rows = rows[rows["status"] != Status.STARTED]
         if rows.empty:
             return
         self.chart.chart = self._section.main_chart(rows)
@@ -194,10 +198,8 @@ class Explore:
 
     def _keep(self, _: Any) -> None:
         try:
-            with Store(self._path) as measured:
-                measured.cleanup_old_runs(None, max_runs=1)
             with Store() as store:
-                store.merge(self._path)
+                store.merge(self._complete)
         except BadInput as error:
             self.status.value = escape(error.lines[0])
             return

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from nanolib.compare.history import what_changed
-from nanolib.measurement import MOST_LABEL, shown
+from nanolib.measurement import MOST_LABEL
 from nanolib.params import StrictModel
-from nanolib.paths import database_path
 from nanolib.report import regressions
 from nanolib.report.overview import newest_machine
 from nanolib.store import Store
@@ -25,35 +23,20 @@ class Params(StrictModel):
     Attributes:
         runs: Runs to show: IDs, labels, experiments, `latest`, `latest~1`, `all`, or `newest` for
             the newest run of each experiment.
-        database: Path of the database, or empty for the database in the output folder.
         suite: Name of the set of parameters.
         label: Not used, since the summary stores no run.
         resume: Not used, since the summary stores no run.
     """
 
     NAME: ClassVar[str] = "summary"
-    MAIN: ClassVar = (
-        "runs",
-        "database",
-    )
+    MAIN: ClassVar = ("runs",)
 
     runs: list[Annotated[str, Field(max_length=MOST_LABEL)]] = Field(
         ["newest"], min_length=1, max_length=1000
     )
-    database: str = Field("", max_length=4096)
     suite: str = Field("", max_length=MOST_LABEL)
     label: str = Field("", max_length=MOST_LABEL)
     resume: bool = False
-
-    @field_validator("database")
-    @classmethod
-    def _database_is_there(cls, value: str) -> str:
-        # `Path.is_file` raises an error if the name is too long.
-        if value and not os.path.isfile(value):  # noqa: PTH113
-            raise ValueError(
-                f"{shown(value)} is not a file; name a database, or leave database empty"
-            )
-        return value
 
 
 def select_runs(store: Store, names: list[str]) -> list[str]:
@@ -68,13 +51,9 @@ def select_runs(store: Store, names: list[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def _opened(params: Params) -> Store:
-    return Store(params.database or database_path(), create=not params.database)
-
-
 def changes(params: Params) -> regressions.Part:
     """Compare the selected runs with earlier runs, and find changes over the recent runs."""
-    with _opened(params) as store:
+    with Store() as store:
         runs = store.runs_of(select_runs(store, params.runs))
         return regressions.changes(*what_changed(store, runs))
 
@@ -89,6 +68,6 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.D
     Raises:
         BadInput: A name matches no run, or the database cannot be read.
     """
-    with _opened(params) as store:
+    with Store() as store:
         rows, runs = store.shown(select_runs(store, params.runs))
         return runs, store.machines(), newest_machine(rows, runs), rows

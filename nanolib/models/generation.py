@@ -68,11 +68,6 @@ class Generation:
         self.cache.length = 0
 
     @property
-    def keys_and_values(self) -> list[Tensor]:
-        """The cache's keys and values."""
-        return [*self.cache.keys, *self.cache.values]
-
-    @property
     def tensors(self) -> list[Tensor]:
         """The cache's buffers, the prompt and the last token."""
         return [*self.cache.tensors, self.prompt, self.token]

@@ -17,7 +17,7 @@ Rate = Callable[[int], float]
 
 # With these parameters, the notebooks that measure a user's model skip the loss.
 WITHOUT_LOSS = (
-    "train: false and loss_steps: 0 in notebook model, directions: [forward] in warmup, "
+    "train: false in notebook model, directions: [forward] in warmup, "
     "phases: [prefill] in energy, or modes: [forward] in fp8"
 )
 
@@ -32,12 +32,14 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     Raises:
         Unsupported: The model returns something other than logits of all positions.
     """
-    logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
+    logits, (batch, length) = model(ids[:, :-1]), ids[:, 1:].shape
     shape = list(logits.shape) if isinstance(logits, Tensor) else []
-    if len(shape) != 3 or shape[:2] != wanted:
-        returned = f"logits of shape {shape}" if shape else type(logits).__name__
+    if len(shape) != 3 or shape[:2] != [batch, length]:
+        # A plan has a batch size of its own, which a reader would not understand.
+        named = ["batch", *shape[1:]] if shape[:1] == [batch] else shape
+        returned = f"logits of shape {named}" if shape else type(logits).__name__
         raise Unsupported(
-            f"the model returns {returned}, and a loss needs logits of shape {[*wanted, 'vocab']}; return them, "
+            f"the model returns {returned}, and a loss needs {['batch', length, 'vocab']}; return them, "
             f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
         )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())

@@ -3,8 +3,8 @@
 import contextlib
 import gc
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from nanolib.meters.memory import (
     resident_row,
     why_not_planned,
 )
-from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
+from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
@@ -35,31 +35,22 @@ _LOW = 2  # The smallest stack of blocks has a first and a last block.
 FOLLOWED_BATCH = 10_007
 
 
-@dataclass
+@dataclass(eq=False)
 class Workload:
     """One call of a case.
 
     Attributes:
         scope: Scope of the rows.
         call: Function whose memory nanolib plans and measures.
-        existing: Function that returns the tensors from before the call, unless you set `kinds`.
-        first: Function that creates the tensors that a first call leaves behind, such as a cache.
-        kinds: Function that returns a mapping from each `MemoryKind` to its existing tensors.
-        phases: Parts of the call in order, as a mapping name → function, or an empty mapping.
-        owners: Function that returns a mapping from the `id` of each optimizer state to its weight.
+        existing: Function that returns the tensors from before the call.
     """
 
     scope: str
     call: Callable[[], object]
     existing: Callable[[], Iterable[torch.Tensor]] = tuple
-    first: Callable[[], object] = lambda: None
-    kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
-    phases: Mapping[str, Callable[[], object]] = field(default_factory=dict)
-    owners: Callable[[], Mapping[int, torch.Tensor]] = dict
 
-    def __post_init__(self) -> None:
-        if kinds := self.kinds:
-            self.existing = lambda: [tensor for tensors in kinds().values() for tensor in tensors]
+    def first(self) -> None:
+        """Create the tensors that a first call leaves behind, such as a cache."""
 
 
 def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
@@ -98,29 +89,31 @@ class StackMemory:
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: One function per planned shape. Each function maps a number of blocks to a `Step`.
+        at: Function that maps a number of blocks to the `Step` of a model without data.
     """
 
-    def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
+    def __init__(self, depth: int, at: Callable[[int], Any]) -> None:
         lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
         self._more = depth - _LOW
-        with fake_tensors():
-            self._stacks = [[_followed_calls(at, low) for at in ats] for low in lows]
+        self._stacks = [_followed_calls(at(low), low) for low in lows]
 
     def breakdowns(
         self,
+        resized: Callable[[int], int],
         shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole,
-        resized: Callable[..., int] = int,
     ) -> dict[str, MemoryBreakdown]:
         """Return the memory breakdown at the peak of each scope.
 
         Args:
+            resized: Function that computes a tensor's bytes from its bytes in the planned shape.
             shared: Function that returns one rank's part of a breakdown, if ranks share the model.
-            resized: Function that computes a tensor's bytes from its bytes in the planned shapes.
         """
         found = {}
-        for scope in self._stacks[0][0]:
-            sections, *higher = (_by_section(scope, shapes, resized) for shapes in self._stacks)
+        for scope in self._stacks[0]:
+            trackers = [calls[scope] for calls in self._stacks]
+            sections, *higher = (
+                tracker.breakdowns([*map(resized, tracker.sizes)]) for tracker in trackers
+            )
             for stack in higher:
                 sections = {
                     section: low.extrapolate(stack[section], self._more)
@@ -135,47 +128,35 @@ def bytes_at(batch: int, size: int) -> int:
     return size if size % FOLLOWED_BATCH else size // FOLLOWED_BATCH * batch
 
 
-def _by_section(
-    scope: str, shapes: list[dict[str, MemoryTracker]], resized: Callable[..., int]
-) -> dict[Any, MemoryBreakdown]:
-    trackers = [calls[scope] for calls in shapes]
-    sizes = zip(*(tracker.sizes for tracker in trackers), strict=True)
-    return trackers[0].breakdowns([resized(*of_tensor) for of_tensor in sizes])
-
-
-def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTracker]:
+def _followed_calls(step: Any, depth: int) -> dict[str, MemoryTracker]:
     """Track the memory of each call of a model with `depth` blocks, by scope."""
-    step = at(depth)
     lists = (part for part in step.model.modules() if isinstance(part, nn.ModuleList))
     stacks = [part for part in lists if len(part) == depth]
     found = {}
     for work in step.workloads():
         work.first()
-        found[work.scope] = followed(work, step.model, stacks)
+        found[work.scope] = followed(work, stacks)
     return found
 
 
-def followed(
-    work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
-) -> MemoryTracker:
+def followed(work: Any, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
     """Track the memory of a call.
 
     Args:
-        work: Call to track.
-        model: Model whose modules own the memory.
-        stacks: Stacks whose blocks divide the call into sections, or None for sections by phase.
+        work: `Step` to track.
+        stacks: Stacks whose blocks divide the call into sections.
     """
-    phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
-    with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
-        for number, stack in enumerate(stacks or ()):
+    with (
+        MemoryTracker(work.model) as counter,
+        counter.follow_modules(),
+        contextlib.ExitStack() as hooks,
+    ):
+        for number, stack in enumerate(stacks):
             for block, place in zip(stack, (*range(len(stack) - 1), "last"), strict=True):
                 _mark(counter, block, (number, place), hooks)
         for kind, tensors in work.kinds().items():
             counter.track_existing(kind, tensors, work.owners())
-        for phase, call in phases.items():
-            if phase is not None:
-                counter.begin(phase)
-            call()
+        work.call()
         for kind, tensors in work.kinds().items():
             counter.mark_results(kind, tensors)
     return counter
@@ -228,31 +209,29 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     )
 
 
-def breakdown_rows(
-    work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
-) -> list[Measurement]:
-    """Measure the peak memory of a call, and how much of the peak each kind of memory uses.
+def breakdown_rows(work: Any, device: str, plan: Plan) -> list[Measurement]:
+    """Measure the peak memory of a call, and the memory use of each part of the model.
 
     On a GPU, the allocator reports the peak. Memory beyond live tensors is `unattributed`.
 
     Args:
-        work: Call to measure, with its `kinds`.
-        model: Model whose modules own the memory.
+        work: `Step` to measure.
         device: Device on which the call computes.
         plan: Plan of the case.
-        planned: Planned breakdown, or None if there is no plan.
 
     Returns:
-        Rows of `peak_memory`, of `reserved_memory` or `resident_memory`, and of `memory_part` for
-        each kind, in MiB. The details of `peak_memory` have bytes per part and per phase.
+        Rows of `peak_memory`, and of `reserved_memory` or `resident_memory`, in MiB. The details of
+        `peak_memory` have the bytes of each part, which add up to the peak.
     """
     work.first()  # The plan assumes a first call too.
     gc.collect()
-    counter = followed(work, model)
-    breakdowns = counter.breakdowns()
-    breakdown = max(breakdowns.values(), key=lambda each: each.peak)
+    counter = followed(work)
+    (breakdown,) = counter.breakdowns().values()
+    parts = breakdown.parts
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)
+        beyond = round(peak.estimate * MIB) - breakdown.peak
+        parts = parts | {Part(MemoryKind.UNATTRIBUTED): max(0, beyond)}
     else:  # On a CPU, the tracker has already counted the peak.
         predicted = plan.peaks.get(work.scope)
         peak = exact(
@@ -265,19 +244,9 @@ def breakdown_rows(
         )
         work.first()
         others = [resident_row(work.call, work.scope)]
-    parts = [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))]
-    phases = {phase: each.peak for phase, each in breakdowns.items() if phase is not None}
-    peak.details.update(parts=parts, phases=phases)
-    known = planned.by_kind if planned else {}
-    kinds = dict.fromkeys(known, 0) | breakdown.by_kind
-    expected = {kind: known.get(kind, 0) / MIB for kind in kinds} if planned else {}
-    if device.startswith("cuda"):
-        kinds[MemoryKind.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - breakdown.peak)
-    rows = [peak, *others]
-    for kind, size in kinds.items():
-        made = {"scope": f"{work.scope}: {kind}", "method": peak.method}
-        rows.append(exact("memory_part", size / MIB, predicted=expected.get(kind), **made))
-    return rows
+    largest = MemoryBreakdown(parts).largest(len(parts))
+    peak.details["parts"] = [[*part, size] for part, size in largest]
+    return [peak, *others]
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:

@@ -120,7 +120,7 @@ def known_corpus(value: str) -> str:
 
 
 def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:
-    """Check a preset with `overrides`: its attention, its longest sequence and its vocabulary.
+    """Check a preset with `overrides`: its attention, and its longest sequence.
 
     Args:
         preset: Key of `PRESETS`.
@@ -143,9 +143,4 @@ def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, 
         raise ValueError(
             f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
             f"give a shorter length or set overrides: {{context_length: {tokens}}}"
-        )
-    if config.vocab_size < text.VOCAB_SIZE:
-        raise ValueError(
-            f"overrides: vocab_size {config.vocab_size} is less than the {text.VOCAB_SIZE} values "
-            "of a byte of text; raise vocab_size"
         )

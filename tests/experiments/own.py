@@ -1,5 +1,6 @@
 """Models that are small enough for a test, and what is planned of one."""
 
+from nanolib import NanoConfig, create_model
 from nanolib.experiments.model.planning import Request
 
 TINY = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 300, "context_length": 64}
@@ -17,3 +18,8 @@ def checked(model, seq_len, batch_size, options, **rest):
     """What a plan is asked: a model in float32 throughout, if nothing else is said."""
     shape = {"memory": "20MiB", "seq_len": seq_len, "batch_size": batch_size}
     return Request(model=model, options=options, **shape | {"precision": "pure"} | rest)
+
+
+def build(**options):
+    """A model that nanolib builds, as a function of the user."""
+    return create_model(NanoConfig(**options))

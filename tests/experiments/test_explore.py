@@ -82,6 +82,13 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown):
     assert panel.command.text.startswith("nano run")
 
 
+def test_a_model_that_does_not_exist_is_a_line(shown):
+    panel = shown("model", model="nowhere_at_all:build", overrides={})
+    panel.predict.click()
+    assert panel.predicted.value.startswith("<b>model: ")
+    assert "nowhere_at_all" in panel.predicted.value
+
+
 def _in_this_process(serve, *given, **_):
     sent = []
     serve(sent.append, *given)
@@ -114,7 +121,17 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
     assert panel.status.value == "Canceled."
     with Store() as store:
         assert store.runs().empty
-    panel.keep.click()
+    measure = sweep.measure
+
+    def half_measured(*given, **named):
+        measure(*given, **named)
+        raise ValueError("it fails")
+
+    monkeypatch.setattr(sweep, "measure", half_measured)
+    panel.measure.click()
+    until(lambda: not panel.measure.disabled)
+    assert panel.status.value == "it fails"
+    panel.keep.click()  # the first measurement, which is the only complete one
     with Store() as store:
         assert list(store.runs().status) == ["done"] and panel.keep.disabled
     panel.predict.click()

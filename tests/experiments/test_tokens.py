@@ -8,7 +8,7 @@ from tests.measuring import timed_alone
 
 
 def test_of_a_model_they_are_of_all_sequences():
-    shape = {"seq_lens": [16], "batch_sizes": [3], "new_tokens": 5, "loss_steps": 0}
+    shape = {"seq_lens": [16], "batch_sizes": [3], "new_tokens": 5}
     sizes = {"num_layers": 2, "d_model": 32, "num_heads": 4}
     params = model.Params(overrides=sizes, generation_batch_sizes=[], budget_s=0.01, **shape)
     cases = [case for case in model.cases(params) if isinstance(case, model.ModelCase)]

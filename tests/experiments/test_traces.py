@@ -10,8 +10,7 @@ from tests.measuring import rows_of
 GIVEN = {
     "attention": ({"seq_lens": [32], "quality_patterns": []}, ["forward", "backward"]),
     "model": (
-        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2, "loss_steps": 0}
-        | {"generation_batch_sizes": []},
+        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2} | {"generation_batch_sizes": []},
         ["inference", "training-step", "prefill", "decode"],
     ),
 }

@@ -22,7 +22,7 @@ SUITES = ("quick", "full")
 NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
-    "AttentionCase QualityCase CeilingCase ModelCase GenerationCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
+    "AttentionCase QualityCase CeilingCase ModelCase WarmupCase EnergyCase ProfileCase SpeedCase"
     " ParityCase NumericsCase DecodeCase PrefillCase MemoryCase"
 )
 
@@ -40,7 +40,7 @@ ONLY_FIRST = {"EnergyCase": 1}
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps d_model num_layers ceiling preset overrides mode"
-    " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look"
+    " new_tokens direction process warmup_steps curve_steps phase look"
     " precision compiled keep first_seed margin variant seed"
     " world_size q_len threads measured"
 ) | {

@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.steps import Generating, Training
+from nanolib.experiments.model.steps import Training
 from nanolib.measurement import MemoryKind
-from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.meters.memory_breakdown import MemoryTracker
 from nanolib.models import create_model
 from nanolib.models.user import build_model
 from tests.experiments.own import LLAMA
-from tests.measuring import breakdown
 
 SMALL = {"num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 128, "context_length": 64}
 
@@ -31,11 +29,8 @@ MODELS = {
 }
 
 
-def _works(model, use, optimizer="adamw"):
-    ids = torch.zeros(2, 33, dtype=torch.int64)
-    if use == "decoding":
-        return list(Generating(model, ids[:, :-1], 2).workloads())
-    return list(Training(model, ids, use, 1e-3, optimizer).workloads())
+def _step(model):
+    return Training(model, torch.zeros(2, 33, dtype=torch.int64), "eager")
 
 
 @contextlib.contextmanager
@@ -46,56 +41,26 @@ def _counting(model, work):
         yield counter
 
 
-@pytest.mark.parametrize(
-    ("name", "use"),
-    [
-        ("decoder", "decoding"),
-        ("decoder", "autocast_bfloat16_checkpoint"),
-        ("own", "eager"),
-        ("hf", "decoding"),
-    ],
-)
-def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
-    model = MODELS[name]()
-    measured = {}
-    for work in _works(model, use):
-        work.first()
-        with LiveBytes() as counter:
-            counter.watch(*work.existing())
-            work.call()
-        measured[work.scope] = counter.peak
-    held = {work.scope: breakdown(work, model) for work in _works(model, use)}
-    assert {scope: one.peak for scope, one in held.items()} == measured
-    with fake_tensors():
-        model = MODELS[name]()
-        for work in _works(model, use):
-            one, planned = held[work.scope], breakdown(work, model)
-            assert set(one.by_kind) <= set(MemoryKind)
-            assert planned.peak == pytest.approx(one.peak, rel=0.05)
-            assert planned.by_kind[MemoryKind.WEIGHTS] == one.by_kind[MemoryKind.WEIGHTS]
-
-
-@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
-def test_gradients_and_states_are_as_large_as_weights(optimizer, copies):
+def test_gradients_and_states_are_as_large_as_weights():
     model = MODELS["decoder"]()
-    (work,) = _works(model, "eager", optimizer)
+    work = _step(model)
     work.call()
     weights = sum(p.nbytes for p in model.parameters())
     with _counting(model, work) as counter:
-        work.call.forward()
-        work.call.backward()
+        work.forward()
+        work.backward()
         counter.begin("after")
-        work.call.optimizer_step()
+        work.optimizer_step()
     after = counter.breakdowns()["after"].by_kind
     assert after[MemoryKind.GRADIENTS] == weights
     # AdamW counts its steps too
-    assert after.get(MemoryKind.STATES, 0) == pytest.approx(copies * weights, rel=0.001)
+    assert after.get(MemoryKind.STATES, 0) == pytest.approx(2 * weights, rel=0.001)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_saved_activations_are_what_autograd_saves(name):
     model = MODELS[name]()
-    (work,) = _works(model, "eager")
+    work = _step(model)
     given = {x.untyped_storage()._cdata for x in work.existing()}
     saved = {}
 
@@ -106,10 +71,10 @@ def test_saved_activations_are_what_autograd_saves(name):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        work.call.forward()
+        work.forward()
     alone = sum(storage.nbytes() for storage in saved.values())
-    work.call._loss = torch.zeros(())
+    work._loss = torch.zeros(())
     with _counting(model, work) as counter:
-        work.call.forward()
+        work.forward()
         counter.begin("saved")
     assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Measurement, Provenance, exact
-from tests.report.cases import COMPUTING, decode_case, model_case, warmup_process
+from nanolib.measurement import Provenance, exact
+from tests.report.cases import COMPUTING, decode_case, warmup_process
 from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
 
@@ -35,16 +35,6 @@ def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_ar
         ("forward after 2", count == 5),
         ("forward after 0", False),
     ]
-
-
-@pytest.mark.parametrize("steps", [3, LEARNING_STEPS])
-def test_a_loss_is_drawn_step_by_step_and_a_short_training_is_said(measured, steps):
-    losses = tuple(3.0 - at / steps for at in range(steps))
-    row = Measurement("loss", losses[-1], n=1, samples=losses, scope="training")
-    chart = CHARTS["model_loss"](measured("model", [model_case("loss", [row], steps=steps)]))
-    named = [("tiny (dense, float32)", at, loss) for at, loss in enumerate(losses, 1)]
-    assert points(chart, "series", "x", "y") == named
-    assert (f"{steps} steps: {SMOKE_TEST}." in chart.title.subtitle) == (steps < LEARNING_STEPS)
 
 
 def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(measured):

@@ -1,17 +1,18 @@
 """Memory plans agree with the measured memory of each kind, and a low stack predicts a high one."""
 
-import dataclasses
-import functools
 import re
+from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
 from nanolib.experiments import ALL
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
-from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import MemoryKind, Status, exact
+from nanolib.meters.memory_breakdown import Part
 from nanolib.models.optimize import OPTIMIZATIONS, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
@@ -28,11 +29,16 @@ PARAMS = model.Params(budget_s=0.01, rel_ci=0.5, device="cpu")
 
 
 def _case(
-    mode="training", optimization="eager", preset="decoder_tiny", overrides=TINY, shape=(48, 8)
+    mode="training",
+    optimization="eager",
+    preset="decoder_tiny",
+    overrides=TINY,
+    shape=(48, 8),
+    attention_type="dense",
+    dtype="float32",
 ):
-    kind, more = (GenerationCase, {"new_tokens": 3}) if mode == "generation" else (ModelCase, {})
-    shape = ("own" if ":" in preset else "dense", *shape, "float32")
-    return kind("cpu", preset, preset, overrides, *shape, mode, optimization, **more)
+    shape = ("own" if ":" in preset else attention_type, *shape, dtype)
+    return ModelCase("cpu", preset, preset, overrides, *shape, mode, optimization, new_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -64,69 +70,59 @@ def test_listing_the_full_cases_plans_none(monkeypatch, name):
     assert len(experiment.cases(params)) > 10
 
 
-def _memory(case):
-    rows = list(timed_alone(case.measure(PARAMS, {})))
-    peaks = {row.scope: row for row in rows if row.metric == "peak_memory"}
-    return peaks, [row for row in rows if row.metric == "memory_part"]
+WINDOW = {"attention_options": {"pattern": "window", "window": 8, "block_size": 8}}
+EXPERTS = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2}
+PLANNED = [
+    *map(_case, ("inference", "training", "generation")),
+    _case(optimization="autocast_bfloat16_checkpoint"),
+    _case("generation", overrides=TINY | WINDOW, attention_type="sparse"),
+    _case(overrides=TINY | WINDOW, attention_type="sparse"),
+    _case(preset="hf:LlamaForCausalLM", overrides=LLAMA),
+    _case("inference", preset="hf:LlamaForCausalLM", overrides=LLAMA, shape=(2048, 1)),
+    _case(
+        preset="hf:MistralForCausalLM", overrides=LLAMA | {"sliding_window": 256}, shape=(512, 1)
+    ),
+    _case(preset="hf:MixtralForCausalLM", overrides=EXPERTS, shape=(1024, 1), dtype="bfloat16"),
+    _case("inference", preset="hf:MixtralForCausalLM", overrides=EXPERTS, shape=(1024, 1)),
+    _case("generation", preset="tests.experiments.own:build", overrides=TINY),
+]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *map(_case, ("inference", "training", "generation")),
-        _case(optimization="autocast_bfloat16_checkpoint"),
-        _case(preset="hf:LlamaForCausalLM", overrides=LLAMA),
-    ],
-    ids=lambda case: f"{case.preset} {case.mode} {case.optimization}",
-)
-def test_parts_add_up_to_the_peak_and_are_stored_with_their_plan(case):
-    peaks, parts = _memory(case)
-    for scope, peak in peaks.items():
-        own = [row for row in parts if row.scope.startswith(f"{scope}: ")]
-        assert {row.scope.partition(": ")[2] for row in own} <= set(MemoryKind)
-        assert sum(row.estimate for row in own) == peak.estimate
-        assert sum(part[-1] for part in peak.details["parts"]) == peak.estimate * 2**20
-        assert sum(row.predicted for row in own) == pytest.approx(peak.predicted)
+@pytest.mark.parametrize("case", PLANNED, ids=str)
+def test_parts_add_up_to_the_peak_and_the_plan_is_the_peak(case):
+    step, plan = case.step(case.build(0), case.no_ids()), case.plan()
+    planned = look.recorded(case).breakdowns(partial(memory_plan.bytes_at, case.batch_size))
+    for work in step.workloads():
+        peak, _ = memory_plan.breakdown_rows(work, "cpu", plan)
+        parts = pd.DataFrame(peak.details["parts"], columns=[*Part._fields, "size"])
+        assert parts["size"].sum() == peak.estimate * 2**20
         assert peak.estimate == pytest.approx(peak.predicted, rel=0.05)
-        assert max(peak.details["phases"].values()) == peak.estimate * 2**20
+        by_kind = parts.groupby("kind")["size"].sum().to_dict()
+        assert set(by_kind) <= set(MemoryKind)
+        close = {"rel": 0.05, "abs": 0.01 * peak.estimate * 2**20}
+        assert by_kind == pytest.approx(planned[work.scope].by_kind, **close)
+        (again, *_) = memory_plan.memory_rows(work, "cpu", plan)
+        assert again.estimate == pytest.approx(peak.estimate, rel=0.05)
     if case.mode == "training":
-        details = peaks["training_step"].details
-        assert set(details["phases"]) == {"forward", "backward", "optimizer_step"}
-        lines = [part[3] for part in details["parts"] if part[0] == MemoryKind.SAVED]
-        assert lines and all(re.fullmatch(r"[^/]*:\d+", line) for line in lines)
-
-
-def test_a_tokens_peak_is_its_plan_wherever_decoding_is():
-    """Sparse attention in float32 copies the cache unless it is full."""
-    options = {"pattern": "window", "window": 8, "block_size": 8}
-    case = _case("generation", overrides=TINY | {"attention_options": options})
-    case = dataclasses.replace(case, attention_type="sparse")
-    step, plan = case.step(case.build(0), case.no_ids(), 1e-3), case.plan()
-    prefill, decode = step.workloads()
-    prefill.call()
-    for _ in range(3):
-        for peak, *_ in (
-            memory_plan.breakdown_rows(decode, step.model, "cpu", plan, None),
-            memory_plan.memory_rows(decode, "cpu", plan),
-        ):
-            assert peak.estimate == peak.predicted
-        decode.call()
+        lines = parts[parts["kind"] == MemoryKind.SAVED]["line"]
+        assert len(lines) and all(re.fullmatch(r"[^/]*:\d+", line) for line in lines)
 
 
 @pytest.mark.slow
-def test_of_a_compiled_model_only_the_resident_memory_is_measured(monkeypatch):
+def test_the_memory_of_a_compiled_model_is_that_of_the_process(monkeypatch):
     # The backend makes no difference, because no kernel is counted.
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    peaks, parts = _memory(_case("inference", "compile"))
-    assert peaks["inference"].status is Status.UNSUPPORTED and not parts
-    assert peaks["inference"].message.endswith("see resident_memory")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    rows = {
+        row.metric: row for row in timed_alone(_case("inference", "compile").measure(PARAMS, {}))
+    }
+    assert rows["peak_memory"].status is Status.UNSUPPORTED
+    assert "see resident_memory" in rows["peak_memory"].message and "resident_memory" in rows
 
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_its_own_part(monkeypatch):
     """The allocator is simulated, and the tensors are on the CPU."""
-    work, model = next(_case().at_depth(0).workloads()), torch.nn.Module()
-    work.call()
-    live = breakdown(work, model).peak
+    work = _case().at_depth("num_layers", 0)
+    live = breakdown(work).peak
 
     def measured(call, **_):
         call()
@@ -134,7 +130,6 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_its_own_part(monkeypa
         return [peak, exact("reserved_memory", 9.0)]
 
     monkeypatch.setattr(memory_plan, "measure_memory", measured)
-    peak, _, *parts = memory_plan.breakdown_rows(work, model, "cuda:0", _case().plan(), None)
-    beyond = next(row for row in parts if row.scope.endswith(f": {MemoryKind.UNATTRIBUTED}"))
-    assert (beyond.estimate, beyond.predicted) == (512 / 2**20, None)
-    assert sum(row.estimate for row in parts) == peak.estimate
+    peak, _ = memory_plan.breakdown_rows(work, "cuda:0", _case().plan())
+    assert [MemoryKind.UNATTRIBUTED, "", "", "", 512] in peak.details["parts"]
+    assert sum(part[-1] for part in peak.details["parts"]) == peak.estimate * 2**20

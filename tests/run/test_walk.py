@@ -54,7 +54,6 @@ model:
   dtypes: [float32]
   new_tokens: 2
   generation_batch_sizes: []
-  loss_steps: 0
   optimizations: [eager]
 warmup:
   overrides: *tiny
@@ -92,6 +91,7 @@ distributed:
   head_dim: 16
 """)
 TINY = SMALL["model"]["overrides"]
+OWN = {"model": "tests.experiments.own:build", "model_options": TINY, "overrides": {}}
 # Notebook → further changes of its full parameters for each run, so that each value comes up once.
 # Values that would multiply are in several runs.
 WALK = {
@@ -123,19 +123,18 @@ WALK = {
         {
             "presets": ["decoder_small", "small", "gpt_125M"],  # one of each kind
             "batch_sizes": [2],
-            "loss_steps": 2,
         },
         {"optimizations": list(OPTIMIZATIONS)},
-        {"loss_steps": 1, "optimizations": ["eager", "checkpoint"], "dtypes": OTHER_DTYPES},
+        {"optimizations": ["eager", "checkpoint"], "dtypes": OTHER_DTYPES},
         {
             "overrides": TINY | {"attention_options": WINDOW | {"window": 8, "block_size": 16}},
             "attention_types": ["sparse"],
             "generation_batch_sizes": [3],
         },
     ],
-    "warmup": [{"warmup_steps": [0, 2]}],
-    "energy": [{}],
-    "fp8": [{}],
+    "warmup": [{"warmup_steps": [0, 2]}, OWN | {"directions": ["forward_backward"]}],
+    "energy": [{}, OWN | {"phases": ["decode"], "profiling": ["deep"]}],
+    "fp8": [{}, OWN | {"precisions": ["bfloat16"], "parity_recipes": [], "numerics": []}],
     "distributed": [
         {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
         {"world_sizes": [2], "dtypes": OTHER_DTYPES},

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.case import planned_training
 from nanolib.measurement import Measurements, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
-from nanolib.run.case import Case, Ceilings, Plan, over_seeds
+from nanolib.run.case import Case, Ceilings, over_seeds
 
 # These patterns have no option `sparsity`. A search over another option reaches the target.
 _SEARCHED = {"threshold": "mass", "dca": "window"}
@@ -48,10 +47,6 @@ class QualityCase(Case):
 
     def __str__(self) -> str:
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
-
-    def plan(self) -> Plan:
-        """Plan a training step of the dense model. Sparse models need little more memory."""
-        return planned_training(self, self._config(), _BATCH)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from the dense model, before and after a fine-tune.

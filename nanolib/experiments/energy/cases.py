@@ -10,9 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from nanolib.experiments.energy.layer_profile import profile
-from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkCase
+from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
-from nanolib.experiments.model.data import text_batch
+from nanolib.experiments.model.look import random_ids
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -139,7 +139,7 @@ class EnergyCase(ModelWorkCase):
         """Return the case of the model notebook that does the same work."""
         if self.phase == "training_step":
             return ModelCase(*self.shape, "training")
-        return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
+        return ModelCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
     def tokens(self) -> int:
@@ -151,8 +151,8 @@ class EnergyCase(ModelWorkCase):
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the number of weights, and the FLOPs and the tokens of one call."""
-        return self._counted_as.work | {"tokens": self.tokens}
+        """Return the weights, and the FLOPs, the bytes and the tokens of one call."""
+        return self._counted_as.formulas() | {"tokens": self.tokens}
 
     @property
     def _counted_as(self) -> ModelCase:
@@ -161,7 +161,7 @@ class EnergyCase(ModelWorkCase):
     def measure(self, params: Params, ceilings: Ceilings) -> Measuring:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
-        step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
+        step = self.model_case.step(built, random_ids(self, params.seed))
         call = step
         if isinstance(step, Generating):
             step.generation.all_tokens()
@@ -174,7 +174,7 @@ class EnergyCase(ModelWorkCase):
 
     def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measuring:
         """Yield FLOPs, time per call, and energy and power from each source."""
-        yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
+        yield exact("flops", int(self._counted_as.counted(run=True).flops), scope=self.phase)
         meter = EnergyMeter(params.sources(), device=self.device)
         yield meter.trace
         with meter:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.model.data import text_batch
+from nanolib.experiments.model.look import random_ids
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
@@ -75,7 +75,7 @@ class LivePower:
             self._tick(meter, "idle", lambda: self._stop.wait(_TICK_S), 0)
             self.said.value = "Building the model …"
             built = case.model_case.build(params.seed)
-            prompt = text_batch(case, "", params.seed)[:, :-1]
+            prompt = random_ids(case, params.seed)[:, :-1]
             generation = generation_of(built.eval(), prompt, case.new_tokens)
             self._tick(meter, "prefill", generation.prefill, prompt.numel())
             while not self._stop.is_set():

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.fp8.small_decoder import (
@@ -18,7 +18,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, Preset, Steps
+from nanolib.run.params import Batch, Count, Length, Preset, Steps, known_corpus
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -95,6 +95,8 @@ class Params(OwnModelParams):
     )  # type: ignore[valid-type]
     numerics_steps: Steps = 5
     corpus: str = Field("", max_length=4096)
+
+    _corpus = field_validator("corpus")(known_corpus)
 
     @property
     def kept(self) -> list[str]:

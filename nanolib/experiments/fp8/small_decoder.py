@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.case import planned_training
-from nanolib.experiments.model.data import text_batches
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
-from nanolib.run.case import Case, Ceilings, Plan, over_seeds
+from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
@@ -46,13 +44,19 @@ class SmallDecoderCase(Case):
         """Return the configuration of the decoder."""
         return small_decoder(self.d_model, self.num_layers, self.seq_len)
 
-    def plan(self) -> Plan:
-        """Plan the memory of a training step in float32, without the memory of casts."""
-        return planned_training(self, self.config, self.batch_size)
-
     def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
-        """Return the batches of the training run, in order."""
-        return text_batches(self, corpus, seed, self.steps)
+        """Draw the batches of the training run, in order.
+
+        Args:
+            corpus: Text file or folder, or empty for the standard library's sources.
+            seed: Seed of the random positions in the text.
+
+        Yields:
+            Token ids, int64, shape [batch_size, seq_len + 1], on the case's device.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.steps, self.batch_size, self.seq_len + 1)
+        return text.batches(text.load(corpus), *shape, generator, self.device)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Measure forward passes and training steps of models in FP8 and other precisions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
-from nanolib.experiments.model.data import text_batch
+from nanolib.experiments.model.look import random_ids
 from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
@@ -75,7 +75,7 @@ class SpeedCase(ModelWorkCase):
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return FLOPs and parameters, and for FP8 the converted share and largest speed-up."""
-        found = self.model_case.work  # The dict is empty if nanolib finds no model.
+        found = self.model_case.formulas()  # The dict is empty if nanolib finds no model.
         if self.recipe and found and not self.runs_code:
             built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -94,20 +94,21 @@ class SpeedCase(ModelWorkCase):
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
         model = self.model_case.build(params.seed)
-        ids = text_batch(self, params.corpus, params.seed)
+        ids = random_ids(self, params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
             rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids[:, :-1]))
             yield self.converted_share(model, rows)
         optimization = "compile" if self.compiled else "eager"
         case = replace(self.model_case, optimization=optimization)
-        step, counted = case.step(model, ids, 1e-4), case.counted
-        (work,) = step.workloads()
+        step, counted = case.step(model, ids), case.counted()
+        call = step.call
         if self.precision == "tf32":
             # The process times other cases too, so each call sets and resets tf32.
-            work = replace(work, call=tf32_products(True)(work.call))
-        timed_call_ms(work.call)
-        timed = yield params.timed(self.device, {self.mode: work.call})
+            call = tf32_products(True)(call)
+        work = Workload(self.mode, call, step.existing)
+        timed_call_ms(call)
+        timed = yield params.timed(self.device, {self.mode: call})
         latency, flops = timed[self.mode], int(counted.flops)
         details = latency.details | {"parameters": counted.parameters}
         yield replace(latency, details=details)
@@ -116,7 +117,7 @@ class SpeedCase(ModelWorkCase):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
-        yield from self._memory(model, work)
+        yield from self._memory(model, work, step.kinds().get(MemoryKind.STATES, []))
 
     def converted_share(
         self, model: nn.Module, rows: Mapping[str, int] | None = None
@@ -128,7 +129,7 @@ class SpeedCase(ModelWorkCase):
             rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
         """
         layers = fp8.audit(model)
-        forward = replace(self.model_case, mode="inference").counted.flops
+        forward = replace(self.model_case, mode="inference").counted().flops
         tokens = self.batch_size * self.seq_len
         flops = {
             layer.name: layer.flops * (tokens if rows is None else rows[layer.name])
@@ -140,7 +141,7 @@ class SpeedCase(ModelWorkCase):
         details = {"kept": kept, "amdahl_bound": fp8.amdahl_bound(share)}
         return exact("converted_share", share, method="audit", details=details)
 
-    def _memory(self, model: nn.Module, work: Workload) -> Measurements:
+    def _memory(self, model: nn.Module, work: Workload, states: Iterable[Tensor]) -> Measurements:
         """Measure the peak memory: weights, gradients, optimizer states and activations."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # The counter on a CPU misses memory of compiled kernels.
@@ -149,7 +150,7 @@ class SpeedCase(ModelWorkCase):
         tensors = {
             "weights": weights,
             "gradients": [weight for weight in trained if weight.requires_grad],
-            "optimizer": work.kinds().get(MemoryKind.STATES, []),
+            "optimizer": states,
         }
         parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
         with peak_memory(self.device, *work.existing()) as peak:

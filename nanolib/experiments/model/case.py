@@ -1,47 +1,118 @@
-"""Define the cases of the model notebook: inference, training, generation and training loss."""
+"""Define the cases of the model notebook: inference, training and generation."""
 
-import itertools
 import json
-import math
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.data import text_batch, text_batches
 from nanolib.experiments.model.determinism import determinism_rows
 from nanolib.experiments.model.look import (
     Counted,
-    ShapedCase,
     count_by_formula,
     count_by_running,
     look_at,
+    random_ids,
 )
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
-from nanolib.measurement import Measurement, Measurements, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
 from nanolib.meters.tensor_bytes import storage_bytes
+from nanolib.models import attention, create_model
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.training import train
-from nanolib.models.user import missing
+from nanolib.models.user import (
+    build_model,
+    context_length,
+    hugging_face_config,
+    missing,
+    runs_code,
+)
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
-from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace
+from nanolib.run.memory_plan import UNCOUNTED, breakdown_rows, memory_rows, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 
 @dataclass(frozen=True)
-class ModelCase(ShapedCase):
-    """Case of one model in one mode: inference, training or generation."""
+class ModelCase(Case):
+    """Case of one model in one mode: inference, training or generation.
 
+    In generation, the model reads a prompt of `seq_len` tokens and generates `new_tokens` tokens.
+    Charts show the `name` of the case.
+    """
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    attention_type: str
+    seq_len: int
+    batch_size: int
+    dtype: str
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
+    new_tokens: int = 0
 
-    # The cache contains this many tokens before the call whose FLOPs nanolib counts.
-    position: ClassVar[int] = 0
+    @property
+    def own(self) -> bool:
+        """Return whether `preset` names a user's model. `overrides` then contains its options."""
+        return self.preset not in PRESETS
+
+    @property
+    def runs_code(self) -> bool:
+        """Return whether building the model runs the user's code."""
+        return self.own and runs_code(self.preset)
+
+    @property
+    def config(self) -> NanoConfig:
+        """Return the configuration of a preset's model."""
+        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
+        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
+
+    @property
+    def context_length(self) -> int | None:
+        """Return the context length of the model in tokens, or None if the length is not known."""
+        if self.runs_code:
+            return None
+        if self.own:
+            return context_length(hugging_face_config(self.preset, self.overrides))
+        return self.config.context_length
+
+    @property
+    def item(self) -> int:
+        """Return the size of a weight, in bytes."""
+        return getattr(torch, self.dtype).itemsize
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """Build the model, in training mode."""
+        if self.own:
+            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
+        return create_model(self.config, self.device, seed)
+
+    def not_planned(self) -> str:
+        """Return why the memory cannot be planned, or an empty string."""
+        if self.own:
+            return ""
+        options = attention.shared_options(self.attention_type, self.config.attention_options)
+        if self.attention_type == "flex":
+            return UNCOUNTED
+        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
+        return "" if known else "the mask depends on the input"
+
+    def no_ids(self) -> Tensor:
+        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
+        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
+
+    @property
+    def position(self) -> int:
+        """Return the number of tokens in the cache before the call whose FLOPs nanolib counts.
+
+        nanolib counts the first decoding step, after the prompt.
+        """
+        return self.seq_len if self.mode == "generation" else 0
 
     @property
     def model_case(self) -> Self:
@@ -54,16 +125,19 @@ class ModelCase(ShapedCase):
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
-    @property
-    def counted(self) -> Counted | None:
-        """Return the work of one call, or None if only a run can count the work."""
-        return look_at(self.planned_as).counted if self.own else count_by_formula(self)
+    def counted(self, run: bool = False) -> Counted | None:
+        """Return the work of one call, or None if only a run can count the work.
 
-    @property
-    def work(self) -> dict[str, float]:
-        """Return `parameters` and `flops` of a call, or an empty dict if only a run can count them."""
-        counted = self.counted
-        return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
+        Args:
+            run: Whether to run a model whose FLOPs depend on data.
+        """
+        if not self.own:
+            return count_by_formula(self)
+        counted = look_at(self.planned_as).counted
+        if run and (counted is None or counted.count.unread_masks):
+            count_by_running(self.planned_as)
+            return look_at(self.planned_as).counted
+        return counted
 
     def __str__(self) -> str:
         """Return the name of the model, the mode and the shape."""
@@ -71,7 +145,13 @@ class ModelCase(ShapedCase):
         return f"{self.name} {self.mode} {shape}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run the case. The check runs none of the user's code."""
+        """Return why the case cannot run here. The check runs none of the user's code."""
+        length = self.context_length if self.mode == "generation" else None
+        if length is not None and self.seq_len + self.new_tokens > length:
+            return (
+                f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
+                f"the context_length {length}; shorten seq_lens or lower new_tokens"
+            )
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
@@ -81,11 +161,16 @@ class ModelCase(ShapedCase):
         """Plan the peak memory without running the case."""
         return look_at(self.planned_as).plan
 
-    def at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
-        """Build the calls of a model with `depth` blocks, or with all blocks if `depth` is 0."""
+    def at_depth(self, layers: str, depth: int) -> Step:
+        """Build the calls of a model with `depth` blocks.
+
+        Args:
+            layers: Name of the option for the number of blocks.
+            depth: Number of blocks, or 0 to leave the option as it is.
+        """
         overrides = self.overrides | ({layers: depth} if depth else {})
         model = replace(self, overrides=overrides).build()
-        return self.step(model, self.no_ids(), 1e-3, optimizer)
+        return self.step(model, self.no_ids())
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the predictions of formulas, and the planned peak memory in MiB."""
@@ -95,8 +180,14 @@ class ModelCase(ShapedCase):
         return predicted
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Predict the work of a call, and its roofline `latency` in ms if the peak rates are known."""
-        if (counted := self.counted) is None:
+        """Predict the work and the time of a call by formula, without planning memory.
+
+        Returns:
+            A dict with `parameters`, `flops` and `bytes` as in `Counted`, and `weight_memory` in
+            MiB. If the peak rates are known, the dict also has the roofline `latency` in ms. If
+            only a run can count the work, the dict is empty.
+        """
+        if (counted := self.counted()) is None:
             return {}
         predicted = {
             "parameters": counted.parameters,
@@ -107,20 +198,18 @@ class ModelCase(ShapedCase):
         latency = roofline_ms(counted.flops, counted.bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
-    def known(self, ceilings: Ceilings) -> dict[str, Any]:
-        """Predict the work. If the FLOPs depend on data, run the model once to count the FLOPs."""
-        counted = self.counted
-        if counted is None or (counted.count and counted.count.unread_masks):
-            count_by_running(self.planned_as)
-        return self.predict(ceilings)
+    def step(self, model: nn.Module, ids: Tensor) -> Step:
+        """Build the calls whose time and memory are measured.
 
-    def step(
-        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
-    ) -> Step:
-        """Build the calls whose time and memory are measured."""
-        if self.mode == "inference":
-            return Inferring(model, ids[:, :-1], self.optimization)
-        return Training(model, ids, self.optimization, learning_rate, optimizer)
+        Args:
+            model: Model of the case.
+            ids: Token ids, int64, shape [batch_size, seq_len + 1].
+        """
+        if self.mode == "training":
+            return Training(model, ids, self.optimization)
+        if self.mode == "generation":
+            return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
+        return Inferring(model, ids[:, :-1], self.optimization)
 
     @property
     def group(self) -> str:
@@ -141,7 +230,8 @@ class ModelCase(ShapedCase):
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure size, work and memory, and time the calls in turns with the group's other cases."""
-        predicted = self.known(ceilings)
+        count = self.counted(run=True).count
+        predicted = self.predict(ceilings)
         model = self.build(params.seed)
         sizes = {
             "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -149,19 +239,18 @@ class ModelCase(ShapedCase):
         }
         for metric, size in sizes.items():
             yield exact(metric, size, method="count", predicted=predicted[metric])
-        ids = text_batch(self, params.corpus, params.seed)
-        step = self.step(model, ids, params.learning_rate)
+        ids = random_ids(self, params.seed)
+        step = self.step(model, ids)
         # A training step changes the weights, so the comparison comes before the timing.
         yield from step.against_eager(self.optimization)
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
-        count = self.counted.count
         if count is None and isinstance(step, Inferring):
             count = count_flops(step.eager_result)
         yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
         if count:
             yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)
         if self.optimization == "checkpoint" and isinstance(step, Training):
-            yield exact("flops", count_flops(step.result).kept, method="computed", **scope)
+            yield exact("flops", count_flops(step).kept, method="computed", **scope)
         yield exact("bytes", predicted["bytes"], **scope)
         if isinstance(step, Generating):
             yield from step.measure_prompt(params, self.device)
@@ -173,50 +262,17 @@ class ModelCase(ShapedCase):
         for work in step.workloads():
             # The trace comes first, because compiled code does not run under a memory counter.
             trace(work, self, params)
-            yield from self._memory_rows(work, model)
+            yield from self._memory_rows(work)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         is_eager = self.optimization == "eager" and self.attention_type != "flex"
-        if params.determinism and is_first and is_eager:
+        if is_first and is_eager:
             yield from determinism_rows(model, ids[:, :-1])
 
-    def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
-        look = look_at(self.planned_as)
+    def _memory_rows(self, work: Step) -> list[Measurement]:
         if self.planned_as.optimization == self.optimization:
-            planned = look.breakdowns.get(work.scope)
-            return breakdown_rows(work, model, self.device, look.plan, planned)
+            return breakdown_rows(work, self.device, self.plan())
         # The memory counter misses the tensors of a compiled model.
-        return memory_rows(work, self.device, look.plan, counted=self.device.startswith("cuda"))
-
-
-@dataclass(frozen=True)
-class GenerationCase(ModelCase):
-    """Case of a model that reads a prompt and generates tokens.
-
-    nanolib counts the FLOPs of the first decoding step.
-    """
-
-    new_tokens: int = 1
-
-    @property
-    def position(self) -> int:
-        """Return the length of the prompt, in tokens."""
-        return self.seq_len
-
-    def step(
-        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
-    ) -> Step:
-        """Build the calls that read the prompt and generate one token."""
-        return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
-
-    def unsupported(self) -> str:
-        """Return why the case cannot run, for example because the context is too short."""
-        length = self.context_length
-        if length is not None and self.seq_len + self.new_tokens > length:
-            return (
-                f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
-                f"the context_length {length}; shorten seq_lens or lower new_tokens"
-            )
-        return super().unsupported()
+        return memory_rows(work, self.device, self.plan(), self.device.startswith("cuda"))
 
 
 class ModelWorkCase(Case):
@@ -246,54 +302,3 @@ class ModelWorkCase(Case):
     def plan(self) -> Plan:
         """Plan the peak memory of the model's call."""
         return self.model_case.plan()
-
-
-@dataclass(frozen=True)
-class LossCase(ModelWorkCase, ShapedCase):
-    """Case of a model that trains on real text for `steps` steps."""
-
-    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
-
-    steps: int
-    learning_rate: float
-    corpus: str
-
-    def __str__(self) -> str:
-        """Return the name of the model and the number of steps."""
-        return f"{self.name} loss over {self.steps} steps"
-
-    @property
-    def model_case(self) -> ModelCase:
-        """Return the case of a training step of the same model at the same shape."""
-        shape = (getattr(self, field.name) for field in fields(ShapedCase))
-        return ModelCase(*shape, "training")
-
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the loss before each step, and yield the mean of the last tenth of the losses."""
-        model = self.build(params.seed)
-        batches = text_batches(self, self.corpus, params.seed, self.steps)
-        losses = train(model, batches, self.learning_rate).tolist()
-        finite = [*itertools.takewhile(math.isfinite, losses)]
-        if finite:
-            last = finite[-max(1, len(finite) // 10) :]
-            yield Measurement(
-                "loss",
-                sum(last) / len(last),
-                n=len(last),
-                samples=tuple(finite),
-                method="byte text, AdamW",
-                scope="training",
-                message=f"mean over the last {len(last)} of {len(finite)} steps; one seed, so no interval",
-            )
-        if len(finite) < self.steps:
-            raise ArithmeticError(
-                f"the loss is not finite from step {len(finite) + 1} of {self.steps} on; "
-                "lower learning_rate, or use float32"
-            )
-
-
-def planned_training(case: Case, config: NanoConfig, batch_size: int) -> Plan:
-    """Plan the peak memory of one training step with `config` and the sequence length of `case`."""
-    shape = (config.attention_type, case.seq_len, batch_size, config.dtype)
-    named = ("", min(PRESETS), config.model_dump())
-    return ModelCase(case.device, *named, *shape, "training").plan()

@@ -1,9 +1,6 @@
 """Define the parameters and cases of the model notebook, and parameters for your own models."""
 
 import contextlib
-import hashlib
-import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar, Literal, Self
@@ -12,18 +9,16 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
+from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
-from nanolib.models import text
 from nanolib.models.optimize import OPTIMIZATIONS, applies
 from nanolib.models.user import (
     check_name,
     context_length,
     hugging_face_config,
     layers_field,
-    resolve,
     runs_code,
 )
 from nanolib.run import params as shared
@@ -56,6 +51,9 @@ def preset_or_model(name: str) -> str:
     return name
 
 
+_LONGEST_NAME = 60  # Longer lists of overrides do not fit into a chart's legend.
+
+
 class OwnModelParams(shared.Params):
     """Parameters of a notebook that measures presets or a model of your own.
 
@@ -72,7 +70,6 @@ class OwnModelParams(shared.Params):
     model_options: dict[str, Any] = Field(default_factory=dict)
 
     _model = field_validator("model")(valid_model)
-    _corpus = field_validator("corpus", check_fields=False)(shared.known_corpus)
 
     @property
     def reads(self) -> tuple[str, int]:
@@ -105,13 +102,7 @@ class OwnModelParams(shared.Params):
                 shared.check_preset(preset, changes, self.reads)
         elif not runs_code(self.model):
             with contextlib.suppress(Unsupported):  # The cases report a missing library.
-                config = check_hugging_face(self.model, self.model_options, *self.reads)
-                vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
-                if vocabulary < text.VOCAB_SIZE:
-                    raise BadInput(
-                        f"model_options: vocab_size {vocabulary} is too small for text, "
-                        f"which has {text.VOCAB_SIZE} different bytes; raise vocab_size"
-                    )
+                check_hugging_face(self.model, self.model_options, *self.reads)
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
@@ -128,7 +119,7 @@ class OwnModelParams(shared.Params):
             look_at_code(self.model, known)
 
 
-def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> Any:
+def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> None:
     """Check the configuration of a model from the package transformers.
 
     Args:
@@ -137,12 +128,8 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         field: Name of the parameter that sets the longest sequence.
         longest: Length of the longest sequence that the model reads, tokens.
 
-    Returns:
-        The configuration.
-
     Raises:
-        BadInput: The class does not exist or does not read the ids of one sequence, or the
-            configuration is not valid.
+        BadInput: The class does not exist, or the configuration is not valid.
         Unsupported: The package transformers is not installed.
     """
     config = hugging_face_config(name, options)
@@ -154,24 +141,13 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         )
     if layers and getattr(config, layers) < 1:
         raise BadInput(f"model_options: {layers} must be at least 1, got {getattr(config, layers)}")
-    read = inspect.signature(resolve(name).args[0].forward).parameters
-    refused = "" if "input_ids" in read else "no token ids"
-    if "decoder_input_ids" in read:
-        refused = "two sequences"
-    if refused:
-        raise BadInput(
-            f"model: {name} reads {refused}; "
-            "use a class that reads the ids of one sequence, such as LlamaForCausalLM"
-        )
-    return config
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
     """Return a model's name for charts and tables, with its overrides and optimization."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
-    if len(changed) > 60:
-        digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
-        changed = f"{changed[:50]} … {digest[:4]}"
+    if len(changed) > _LONGEST_NAME:
+        changed = f"{changed[:_LONGEST_NAME]} …"
     name = f"{preset} with {changed}" if changed else preset
     return name if optimization == "eager" else f"{name} ({optimization.replace('_', ' ')})"
 
@@ -194,11 +170,6 @@ class Params(OwnModelParams):
         train: Whether to measure training steps too.
         new_tokens: Tokens to generate after a prompt of each sequence length, or 0 for none.
         generation_batch_sizes: Further batch sizes for generation at the longest sequence length.
-        determinism: Whether to compare logits between runs, between batch sizes, and between
-            prefill and decode.
-        loss_steps: Number of training steps on real text to measure the loss, or 0 for none.
-        learning_rate: Learning rate of AdamW.
-        corpus: Text file or folder to read, or empty for the sources of Python's standard library.
     """
 
     NAME: ClassVar[str] = "model"
@@ -229,10 +200,6 @@ class Params(OwnModelParams):
     train: bool = True
     new_tokens: int = Field(16, ge=0, le=1_000_000)
     generation_batch_sizes: list[shared.Batch] = Field([4, 16], max_length=64)
-    determinism: bool = True
-    loss_steps: int = Field(20, ge=0, le=1_000_000)
-    learning_rate: float = Field(1e-3, gt=0, le=10)
-    corpus: str = Field("", max_length=4096)
 
     def changes(self) -> list[dict[str, Any]]:
         """Return the overrides with each attention type in turn."""
@@ -240,17 +207,12 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the cases: peak rates, each model in each mode, and the loss at the shortest length."""
+    """List the cases: peak rates, and each model in each mode."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = ["own"] if params.model else params.attention_types
     for (preset, overrides), kind, dtype in product(params.models(), kinds, params.dtypes):
         found += _model_cases(params, device, preset, overrides, kind, dtype)
-        if params.loss_steps:
-            model = (device, model_name(preset, overrides), preset, overrides, kind)
-            shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
-            asked = (params.loss_steps, params.learning_rate, params.corpus)
-            found.append(LossCase(*model, *shape, *asked))
     return found
 
 
@@ -266,13 +228,10 @@ def _model_cases(
         uses["generation"] = [*shapes, *((max(params.seq_lens), size) for size in batches)]
     for mode, shapes in uses.items():
         eager = ["eager"] if mode == "generation" else []
+        new_tokens = params.new_tokens if mode == "generation" else 0
         for optimization in dict.fromkeys([*eager, *params.optimizations]):
             if not applies(optimization, mode, dtype):
                 continue
             model = (device, model_name(preset, overrides, optimization), preset, overrides, kind)
             for shape in shapes:
-                fields = (*model, *shape, dtype, mode, optimization)
-                if mode == "generation":
-                    yield GenerationCase(*fields, params.new_tokens)
-                else:
-                    yield ModelCase(*fields)
+                yield ModelCase(*model, *shape, dtype, mode, optimization, new_tokens)

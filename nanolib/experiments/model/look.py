@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,87 +15,46 @@ from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
-from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.tensor_bytes import BytesRead
-from nanolib.models import attention, create_model
+from nanolib.models import attention
 from nanolib.models.user import (
-    build_model,
-    context_length,
     hugging_face_config,
+    layers_field,
     resolve,
     runs_code,
     silent,
 )
-from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import FOLLOWED_BATCH, UNCOUNTED, StackMemory, bytes_at
+from nanolib.run.case import Plan
+from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory, bytes_at
 from nanolib.run.timeout import answers_of, planning_time_limit
-from nanolib.torch_internals import FakeTensorMode, TorchDispatchMode
+from nanolib.torch_internals import TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0
+# A user's code gets ids below this number, because nanolib does not know the code's vocabulary.
+_MOST_TOKENS = 256
 
 
-@dataclass(frozen=True)
-class ShapedCase(Case):
-    """Case of a model at one shape. Charts show the `name` of the case."""
+def random_ids(case: Any, seed: int) -> Tensor:
+    """Draw random token ids for a case.
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
+    Args:
+        case: A case with `preset`, `overrides`, `batch_size`, `seq_len` and `device`.
+        seed: Seed of the ids.
 
-    @property
-    def own(self) -> bool:
-        """Return whether `preset` names a user's model. `overrides` then contains its options."""
-        return self.preset not in PRESETS
-
-    @property
-    def runs_code(self) -> bool:
-        """Return whether building the model runs the user's code."""
-        return self.own and runs_code(self.preset)
-
-    @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of a preset's model."""
-        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
-        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
-
-    @property
-    def context_length(self) -> int | None:
-        """Return the context length of the model in tokens, or None if the length is not known."""
-        if self.runs_code:
-            return None
-        if self.own:
-            return context_length(hugging_face_config(self.preset, self.overrides))
-        return self.config.context_length
-
-    @property
-    def item(self) -> int:
-        """Return the size of a weight, in bytes."""
-        return getattr(torch, self.dtype).itemsize
-
-    def build(self, seed: int | None = None) -> nn.Module:
-        """Build the model, in training mode."""
-        if self.own:
-            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
-        return create_model(self.config, self.device, seed)
-
-    def not_planned(self) -> str:
-        """Return why the memory cannot be planned, or an empty string."""
-        if self.own:
-            return ""
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
-        if self.attention_type == "flex":
-            return UNCOUNTED
-        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
-        return "" if known else "the mask depends on the input"
-
-    def no_ids(self) -> Tensor:
-        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
-        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
+    Returns:
+        Token ids below 256 and below the size of the vocabulary, if nanolib knows this size. The
+        ids are int64, shape [batch_size, seq_len + 1].
+    """
+    tokens = _MOST_TOKENS
+    if case.preset in PRESETS:
+        tokens = NanoConfig.from_preset(case.preset, **case.overrides).vocab_size
+    elif not runs_code(case.preset):
+        config = hugging_face_config(case.preset, case.overrides).get_text_config()
+        tokens = getattr(config, "vocab_size", tokens)
+    shape, generator = (case.batch_size, case.seq_len + 1), torch.Generator().manual_seed(seed)
+    ids = torch.randint(min(tokens, _MOST_TOKENS), shape, generator=generator)
+    return ids.to(case.device)
 
 
 @dataclass(frozen=True)
@@ -122,13 +81,11 @@ class Look:
 
     Attributes:
         plan: Peak memory by scope, or the reason why there is no plan.
-        breakdowns: Memory use at the peak of each scope.
         counted: Work of a user's model. The value is None for a preset, and for a model that needs
             data to run.
     """
 
     plan: Plan
-    breakdowns: dict[str, MemoryBreakdown] = field(default_factory=dict)
     counted: Counted | None = None
 
 
@@ -149,16 +106,14 @@ class _ProductsOfExperts(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None]:
+def without_data(own: bool) -> Iterator[None]:
     """Create tensors without data in the `with` statement, and discard what the model prints.
 
     Args:
-        own: Whether the model is a user's model, which `resolve` has found. Only such a model may
-            have experts.
-        mode: `FakeTensorMode` of existing tensors, or None for a new mode.
+        own: Whether the model is a user's model. Only such a model may have experts.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mode or fake_tensors())
+        stack.enter_context(fake_tensors())
         stack.enter_context(silent())
         if own:
             stack.enter_context(_ProductsOfExperts())
@@ -171,6 +126,7 @@ def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None
 
 
 _LOOKS: dict[str, Look] = {}
+_BLOCKS: dict[str, tuple[str, int]] = {}
 _STACKS: dict[str, StackMemory] = {}
 
 
@@ -218,35 +174,55 @@ def _look(case: Any) -> Look:
         resolve(case.preset)
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
-    breakdowns = {}
+    plan = Plan()
     try:
         with planning_time_limit():
-            breakdowns = _breakdowns(case)
-        plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
+            found = recorded(case).breakdowns(partial(bytes_at, case.batch_size))
+            plan = Plan({scope: breakdown.peak for scope, breakdown in found.items()})
+            with without_data(case.own):
+                return Look(plan, _count(case) if case.own else None)
     except Unsupported as error:
         return Look(Plan(unsupported=one_line(error)))
     except (Exception, SystemExit) as error:  # The run shows whether the case is valid.
-        plan = Plan(reason=f"not planned: {why_not_planned(error)}")
-    if not case.own:
-        return Look(plan, breakdowns)
-    try:
-        with without_data(case.own), planning_time_limit():
-            return Look(plan, breakdowns, _count(case))
-    except (Exception, SystemExit) as error:
-        reason = plan.reason or f"not counted: {why_not_planned(error)}"
-        return Look(replace(plan, reason=reason), breakdowns)
+        return Look(replace(plan, reason=f"not planned: {why_not_planned(error)}"))
 
 
-def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
-    """Plan the memory at the peak of each scope. All batch sizes of a preset share a recording."""
-    # A user's code may depend on the batch size, so each batch size needs its own recording.
-    followed = case if case.runs_code else replace(case, batch_size=FOLLOWED_BATCH)
-    resized = int if case.runs_code else partial(bytes_at, case.batch_size)
-    if followed.case_id not in _STACKS:
-        depth = 0 if case.own else case.config.num_layers
+def recorded(case: Any) -> StackMemory:
+    """Record the calls of a case once per process, for all batch sizes.
+
+    A user's code must not depend on the batch size, because nanolib records a large batch.
+    """
+    case = replace(case, name="", batch_size=FOLLOWED_BATCH)
+    if case.case_id not in _STACKS:
+        layers, depth = blocks_of(case)
         with without_data(case.own):
-            _STACKS[followed.case_id] = StackMemory(depth, followed.at_depth)
-    return _STACKS[followed.case_id].breakdowns(resized=resized)
+            _STACKS[case.case_id] = StackMemory(depth, partial(case.at_depth, layers))
+    return _STACKS[case.case_id]
+
+
+def blocks_of(case: Any) -> tuple[str, int]:
+    """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
+    if not case.own:
+        return "num_layers", case.config.num_layers
+    key = f"{case.preset} {case.overrides}"
+    if key not in _BLOCKS:
+        _BLOCKS[key] = _own_blocks(case)
+    return _BLOCKS[key]
+
+
+def _own_blocks(case: Any) -> tuple[str, int]:
+    # nanolib does not know the options of a user's code.
+    config = None if case.runs_code else hugging_face_config(case.preset, case.overrides)
+    field = layers_field(config) if config else ""
+    per_layer = any(isinstance(value, list | tuple) for value in case.overrides.values())
+    if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
+        return "", 0
+    depth = getattr(config, field)
+    with without_data(case.own):
+        parts = case.build().modules()
+    stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
+    equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
+    return (field, depth) if equal else ("", 0)
 
 
 def count_by_running(case: Any) -> None:
@@ -258,7 +234,7 @@ def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
     # nanolib counts the eager call, because recomputed FLOPs do not count and autocast adds no FLOPs.
-    step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
+    step = replace(case, optimization="eager").step(model, case.no_ids())
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step)

@@ -8,19 +8,17 @@ from typing import Annotated, Any, Literal, Self
 import pandas as pd
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 
-from nanolib.config import DTYPES
+from nanolib.config import DTYPES, PRESETS
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
-from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
-from nanolib.experiments.model.steps import OPTIMIZERS
+from nanolib.experiments.model.planner import MAX_BATCH, USES, Use, uses_of
+from nanolib.experiments.model.tables import largest_parts
 from nanolib.measurement import BadInput, MemoryKind, cause, shown
-from nanolib.meters.memory import MIB
 from nanolib.models.user import known_options
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.timeout import answers_of
 
-GIB = 2**30
 # These fields describe a config file, not a model.
 _NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
 _NO_FIELDS |= {"transformers_version", "_name_or_path"}
@@ -52,7 +50,6 @@ class Request(StrictModel):
     dtype: Literal[DTYPES] | None = None
     precision: Literal["mixed", "pure"] | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
-    optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
     attention_type: shared.Kind = "dense"
     ranks: int = Field(1, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
@@ -68,21 +65,12 @@ class Request(StrictModel):
         if self.batch_size % self.ranks:
             raise ValueError(f"ranks: must divide batch_size {self.batch_size}, got {self.ranks}")
         case = self.case
-        if self.attention_type != "dense":
-            if case.own:
-                raise ValueError(
-                    f"attention_type: {self.model} has its own attention; leave attention_type out"
-                )
-            if self.seq_len > MAX_MASKED:
-                raise ValueError(
-                    f"seq_len: {self.seq_len} is too long to plan a mask; use dense attention"
-                )
+        if self.attention_type != "dense" and case.own:
+            raise ValueError(
+                f"attention_type: {self.model} has its own attention; leave attention_type out"
+            )
         if case.own and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
-        if not case.own and self.seq_len > (most := case.config.context_length):
-            raise ValueError(
-                f"seq_len: {self.seq_len} exceeds context_length {most}; raise context_length"
-            )
         if reason := case.not_planned():
             raise ValueError(
                 f"attention_type: {self.attention_type} has no plan ({reason}); use dense"
@@ -98,20 +86,21 @@ class Request(StrictModel):
     def title(self) -> str:
         """Describe the dtypes, the shape and the memory of the request."""
         precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
-        cache = f", keys and values in {self.kv_dtype}" if self.kv_dtype else ""
+        cache = f", cache in {self.kv_dtype}" if self.kv_dtype else ""
         shape = f"{self.batch_size} × {self.seq_len} tokens"
         ranks = f" over {self.ranks} ranks (FSDP, modelled)" if self.ranks > 1 else ""
         memory = f"{format_bytes(self.memory)}{' each' if ranks else ''}"
-        return f"{precision}{cache}, {shape}{ranks}, {self.optimizer}, memory {memory}"
+        return f"{precision}{cache}, {shape}{ranks}, memory {memory}"
 
     @property
     def case(self) -> ModelCase:
-        """Return the case from which `Planner` derives the case of each use of the model."""
+        """Return the case from which nanolib derives the case of each use of the model."""
         options, kind = self.options, self.attention_type
         if ":" in self.model:
             kind = "own"
-        elif "context_length" not in options:
-            options = options | lengthened(self.model, options, self.seq_len)
+        else:  # The context of a preset grows with the sequence, unless an option sets the context.
+            context = PRESETS[self.model]["context_length"]
+            options = {"context_length": max(context, self.seq_len)} | options
         shape = (self.seq_len, self.batch_size, self.dtype or "float32")
         return ModelCase("cpu", self.model, self.model, options, kind, *shape, "inference")
 
@@ -128,12 +117,12 @@ class MemoryPlan:
     Attributes:
         title: Model, dtypes, shape and memory of the request.
         uses: Plan of each use of the model, in the order of `USES`.
-        unused: Fields of a config file that the code of the model does not read.
+        notes: Sentences about a config file.
     """
 
     title: str
     uses: tuple[Use, ...]
-    unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def planned(self) -> list[Use]:
@@ -153,22 +142,16 @@ class MemoryPlan:
         lines += [_remedy(use) for use in self.planned if not use.fits]
         refused = [use for use in self.uses if use.refused]
         lines += [f"{use.name} was not planned: {use.refused}" for use in refused]
-        unused = f"The model does not read these fields of the file: {', '.join(self.unused)}"
-        return [*lines, unused] if self.unused else lines
-
-    @property
-    def _unit(self) -> tuple[str, int]:
-        return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
+        return [*lines, *self.notes]
 
     def table(self) -> pd.DataFrame:
         """Return a table of each use's peak memory, by `MemoryKind`, and whether the use fits."""
-        name, unit = self._unit
         lines = {}
         for use in self.planned:
-            sizes = {f"needs ({name})": use.breakdown.peak} | use.breakdown.by_kind
-            lines[use.name] = {kind: f"{size / unit:.2f}" for kind, size in sizes.items()}
+            sizes = {"needs": use.breakdown.peak} | use.breakdown.by_kind
+            lines[use.name] = {kind: format_bytes(size) for kind, size in sizes.items()}
             lines[use.name]["fits"] = "yes" if use.fits else "no"
-        order = [f"needs ({name})", *map(str, MemoryKind), "fits"]
+        order = ["needs", *map(str, MemoryKind), "fits"]
         table = pd.DataFrame(lines).reindex(order).dropna(how="all").fillna("")
         return table.rename_axis("").reset_index()
 
@@ -182,18 +165,10 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use) -> pd.DataFrame:
-        """Return a table of a peak's six largest parts, with the code that allocated each part."""
-        name, unit = self._unit
-        return pd.DataFrame(
-            {
-                "kind": part.kind,
-                "module": part.module or "—",
-                "saved or made by": part.line or part.operation or "—",
-                name: f"{size / unit:.2f}",
-                "share": f"{size / use.breakdown.peak:.0%}",
-            }
-            for part, size in use.breakdown.largest(6)
-        )
+        """Return a table of a peak's largest parts, with the code that allocated each part."""
+        table = largest_parts([[*part, size] for part, size in use.breakdown.parts.items()])
+        table["size"] = table["size"].map(format_bytes)
+        return table.rename(columns={"by": "saved or allocated by"})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON types, with sizes in bytes."""
@@ -209,14 +184,25 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         """Return the sentences and the tables as text."""
-        tables = (table.to_string(index=False) for table in (self.table(), self.batches()))
-        return "\n".join([self.title, *self.sentences, "", "\n\n".join(tables)])
+        lines = [
+            self.title,
+            *self.sentences,
+            "",
+            self.table().to_string(index=False),
+            "",
+            "The largest batch that fits, by context length (tokens)",
+            self.batches().to_string(index=False),
+            "",
+            f"{self.largest.name}: the largest parts of the peak",
+            self.parts(self.largest).to_string(index=False),
+        ]
+        return "\n".join(lines)
 
 
 def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     """Predict whether a model fits in memory, and what uses the memory.
 
-    nanolib plans inference, decoding and training on tensors without data.
+    nanolib plans inference, decoding and training with AdamW, on tensors without data.
 
     Args:
         model: Model to plan: a preset, `package.module:build`, `hf:` and a class in the package
@@ -225,11 +211,11 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         **rest: Options of `nano plan`, with their defaults.
             `seq_len` (1024): Tokens per sequence.
             `batch_size` (1): Number of sequences over all ranks.
-            `dtype` (float32): Dtype of weights and activations.
-            `precision`: Precision of training, `mixed` or `pure`. The default without `dtype`
+            `dtype`: Dtype of weights and activations, by default the dtype in a `config.json`, or
+                float32.
+            `precision`: Precision of training, `mixed` or `pure`. The default without a dtype
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
-            `kv_dtype`: Dtype of keys and values in a cache, by default the dtype of the model.
-            `optimizer` (adamw): Optimizer of training: adamw, sgd or momentum.
+            `kv_dtype`: Dtype of the cache, by default the dtype of the model.
             `attention_type` (dense): Attention of a preset.
             `ranks` (1): Number of simulated FSDP ranks, which share weights, gradients and states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
@@ -245,11 +231,16 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
-    name, unused = model, ()
+    name, notes = model, []
     if isinstance(model, str) and model.endswith(".json"):
-        name, fields = _read_config(model)
-        unused = tuple(sorted(fields.keys() - known_options(name)))
-        read = {field: value for field, value in fields.items() if field not in unused}
+        name, fields, dtype = _read_config(model)
+        if dtype and rest.get("dtype") is None:
+            rest["dtype"] = dtype
+            notes.append(f"The file sets the dtype {dtype}; to plan another dtype, use --dtype")
+        known = known_options(name)
+        if unused := sorted(fields.keys() - known):
+            notes.append(f"The model does not read these fields of the file: {', '.join(unused)}")
+        read = {field: value for field, value in fields.items() if field in known}
         rest["options"] = read | rest.get("options", {})
     asked = Request(model=name, memory=memory, **rest)
     found, reason = [], ""
@@ -261,15 +252,16 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     if all(use.refused for use in uses):
         refused = uses[0].refused.removeprefix("model: ")
         raise BadInput(f"model: {shown(model)} cannot be planned, because {refused}")
-    return MemoryPlan(f"{model} in {asked.title}", tuple(uses), unused)
+    return MemoryPlan(f"{model} in {asked.title}", tuple(uses), tuple(notes))
 
 
-def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """Read the name and options of a model from a config file of the package transformers."""
+def _read_config(path: str) -> tuple[str, dict[str, Any], str]:
+    """Read a model's name, options and dtype from a config file of the package transformers."""
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         known = {name: fields[name] for name in fields.keys() - _NO_FIELDS}
-        return f"hf:{fields['architectures'][0]}", known
+        dtype = fields.get("dtype") or fields.get("torch_dtype") or ""
+        return f"hf:{fields['architectures'][0]}", known, dtype
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
             f"model: {shown(path)} is not a config file of a Hugging Face model ({cause(error)}); "

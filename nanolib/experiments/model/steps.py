@@ -1,7 +1,6 @@
 """Define the calls of a model: a forward pass, a training step, and generation."""
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from nanolib.run.memory_plan import Workload
 from nanolib.torch_internals import FakeTensor
 
 
-class Step:
+class Step(Workload):
     """Call that a measurement repeats.
 
     Attributes:
@@ -31,38 +30,36 @@ class Step:
         tokens: Number of tokens that a call reads or generates.
     """
 
-    scope: ClassVar[str]
+    scope: str
     compared: ClassVar[str]
     model: nn.Module
     ids: Tensor
     phases: dict[str, Callable[[], object]]
     tokens: int
 
-    def read(self, ids: Tensor) -> None:
-        """Replace the input. The new input may have another shape."""
-        self.ids = ids
-
     def __call__(self) -> None:
         """Run all phases in order."""
         for phase in self.phases.values():
             phase()
+
+    call = __call__
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return the tensors that exist before a call, by `MemoryKind`."""
         weights = [*self.model.parameters(), *self.model.buffers()]
         return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
 
-    def first(self) -> None:
-        """Create the tensors that the first call creates and later calls reuse."""
+    def existing(self) -> list[Tensor]:
+        """Return the tensors that exist before a call."""
+        return [tensor for tensors in self.kinds().values() for tensor in tensors]
 
     def owners(self) -> dict[int, Tensor]:
         """Map the `id` of each optimizer state to its weight."""
         return {}
 
-    def workloads(self) -> Iterator[Workload]:
+    def workloads(self) -> Iterator["Step"]:
         """Yield the calls whose memory is measured: by default, only the whole call."""
-        rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
-        yield Workload(self.scope, self, kinds=self.kinds, **rest)
+        yield self
 
     def result(self) -> Any:
         """Compute the result to compare, without an effect on later calls."""
@@ -70,23 +67,18 @@ class Step:
     def eager_result(self) -> Any:
         """Compute the same result without the optimization."""
 
-    def difference(self) -> float:
-        """Return the relative error of the result against the eager result."""
-        return relative_error(self.result(), self.eager_result())
-
-    def is_repeatable(self) -> bool:
-        """Return whether the result does not depend on random numbers, such as those of dropout."""
-        return True
-
     def against_eager(self, optimization: str) -> Measurements:
         """Measure the compile time and the difference from the eager result."""
         if is_compiled(optimization):
-            first_ms, later_ms = (timed_call_ms(self.result) for _ in range(2))
+            first_ms, later_ms = (timed_call_ms(self) for _ in range(2))
             yield compile_row(first_ms, later_ms)
-        is_comparable = not is_compiled(optimization) or self.is_repeatable()
-        if optimization != "eager" and is_comparable and isinstance(self.result(), Tensor):
-            row = {"scope": "against_eager", "method": self.compared}
-            yield exact("relative_error", self.difference(), **row)
+        if optimization in ("eager", "checkpoint"):
+            return  # Checkpoints change only the backward pass.
+        eager, again = self.eager_result(), self.eager_result()
+        # A result that depends on random numbers, such as those of dropout, cannot be compared.
+        if isinstance(eager, Tensor) and torch.equal(eager, again):
+            error = relative_error(self.result(), eager)
+            yield exact("relative_error", error, scope="against_eager", method=self.compared)
 
 
 class Inferring(Step):
@@ -117,39 +109,22 @@ class Inferring(Step):
         return self._eager(self.ids)
 
 
-# The fused kernel of SGD does not support tensors without data.
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": partial(torch.optim.AdamW, fused=True),
-    "sgd": partial(torch.optim.SGD, foreach=False),
-    "momentum": partial(torch.optim.SGD, foreach=False, momentum=0.9),
-}
-
-
 class Training(Step):
-    """Forward pass, backward pass and optimizer step, with a scaled loss under fp16 autocast.
+    """Forward pass, backward pass and step of AdamW, with a scaled loss under fp16 autocast.
 
     Args:
         model: Model to train. The step sets the model to training mode.
         ids: Tokens, int64, shape [batch, length + 1].
         optimization: Key of `OPTIMIZATIONS`.
-        learning_rate: Learning rate of the optimizer.
-        optimizer: Key of `OPTIMIZERS`.
     """
 
-    scope, compared = "training_step", "gradient"
+    scope, compared = "training_step", "loss"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        ids: Tensor,
-        optimization: str,
-        learning_rate: float,
-        optimizer: str = "adamw",
-    ) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
-        self._optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=learning_rate)
+        self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         # A scaler reads the values of tensors, and the tensors of a plan have no values.
         has_data = not isinstance(ids, FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
@@ -177,30 +152,12 @@ class Training(Step):
         self._optimizer.zero_grad()
 
     def result(self) -> Tensor:
-        """Compute the gradient of all weights as one vector, without storing gradients."""
-        return self._gradient(self._forward)
+        """Compute the loss."""
+        return next_token_loss(self._forward, self.ids).detach()
 
     def eager_result(self) -> Tensor:
-        """Compute the gradient without the optimization and without checkpoints."""
-        if not getattr(self.model, "checkpointing", False):
-            return self._gradient(self._eager)
-        self.model.checkpointing = False
-        found = self._gradient(self._eager)
-        self.model.checkpointing = True
-        return found
-
-    def is_repeatable(self) -> bool:
-        """Return whether dropout leaves the gradient unchanged. Compiled dropout differs."""
-        return torch.equal(*(self._gradient(self._eager, seed) for seed in (0, 1)))
-
-    def _gradient(self, forward: Callable[[Tensor], Tensor], seed: int = 0) -> Tensor:
-        weights = [p for p in self.model.parameters() if p.requires_grad]
-        with torch.random.fork_rng([self.ids.device] if self.ids.is_cuda else []):
-            torch.manual_seed(seed)
-            loss = next_token_loss(forward, self.ids)
-        # For example, an expert that no token chooses gets no gradient.
-        rest = {"allow_unused": True, "materialize_grads": True}
-        return torch.cat([one.flatten() for one in torch.autograd.grad(loss, weights, **rest)])
+        """Compute the loss without the optimization."""
+        return next_token_loss(self._eager, self.ids).detach()
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return the weights, the input and the optimizer's states by `MemoryKind`."""
@@ -235,15 +192,9 @@ class Generating(Step):
     def __init__(
         self, model: nn.Module, prompt: Tensor, new_tokens: int, optimization: str = "eager"
     ) -> None:
-        self.model, self._captured = model.eval(), optimization == "cuda_graph"
-        self._new_tokens = new_tokens
-        self.read(prompt)
-        self.tokens = len(prompt)
-
-    def read(self, ids: Tensor) -> None:
-        """Replace the prompt."""
-        self.ids = ids
-        self.generation = generation_of(self.model, ids, self._new_tokens, self._captured)
+        self.model, self.ids, self.tokens = model.eval(), prompt, len(prompt)
+        captured = optimization == "cuda_graph"
+        self.generation = generation_of(model, prompt, new_tokens, captured)
         self.phases = {self.scope: self.generation.decode}
 
     def result(self) -> Tensor:
@@ -280,13 +231,22 @@ class Generating(Step):
         if self.generation.new_tokens > 1:
             self.generation.decode()
 
-    def workloads(self) -> Iterator[Workload]:
+    def workloads(self) -> Iterator[Step]:
         """Yield the calls whose memory is measured: reading the prompt, and generating a token."""
-        prefill = self.generation.prefill
-        yield Workload("prefill", prefill, kinds=self.kinds, first=self._unread)
-        yield from super().workloads()
+        yield _Prefill(self)
+        yield self
 
-    def _unread(self) -> None:
+
+class _Prefill(Step):
+    """The part of `Generating` that reads the prompt."""
+
+    scope = "prefill"
+
+    def __init__(self, whole: Generating) -> None:
+        self.model, self.generation, self.kinds = whole.model, whole.generation, whole.kinds
+        self.phases = {self.scope: self.generation.prefill}
+
+    def first(self) -> None:
         """Read the prompt and empty the cache, so that only the masks of the prompt remain."""
         self.generation.prefill()
         self.generation.forget()

@@ -1,5 +1,7 @@
 """Build the tables of the model notebook: by shape, memory part and batch size."""
 
+from typing import Any
+
 import pandas as pd
 
 from nanolib.report.overview import cached, pick, table_of
@@ -94,9 +96,13 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     for scope in SCOPES:
         table = with_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
     table = flagged(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
-    batches = table["batch_size"].astype(int).astype(str)
-    table["shape"] = table["attention_type"] + ", " + batches + ", " + table["dtype"]
+    table["shape"] = _shape(table)
     return with_state(table)
+
+
+def _shape(table: pd.DataFrame) -> pd.Series:
+    batches = table["batch_size"].astype(int).astype(str)
+    return table["attention_type"] + ", " + batches + ", " + table["dtype"]
 
 
 @table_of("model", "mode")
@@ -137,33 +143,47 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).iterrows():
-        parts = pd.DataFrame(row["parts"], columns=["kind", "module", "operation", "line", "size"])
-        largest = parts.nlargest(_MOST_PARTS, "size")
-        operation = largest["operation"].str.removeprefix("aten::")
-        columns = {
-            "run_id": row["run_id"],
-            "seq_len": row["seq_len"],
-            "name": row["label"],
-            "call": call_of(row),
-            "kind": largest["kind"],
-            "module": largest["module"],
-            "by": largest["line"].where(largest["line"] != "", operation),
-            "mib": largest["size"] / MIB,
-            "share": (largest["size"] / parts["size"].sum()).map("{:.0%}".format),
-        }
-        tables.append(pd.DataFrame(columns).replace("", "—"))
+        parts = largest_parts(row["parts"])
+        columns = {"seq_len": row["seq_len"], "name": row["label"], "call": call_of(row)}
+        tables.append(parts.assign(run_id=row["run_id"], mib=parts["size"] / MIB, **columns))
     return pd.concat(tables, ignore_index=True)
+
+
+def largest_parts(parts: list[list[Any]]) -> pd.DataFrame:
+    """Return a table of the largest parts of a memory peak.
+
+    Args:
+        parts: Kind of memory, module, operation, line of code and bytes of each part.
+
+    Returns:
+        Table with the columns `kind`, `module`, `by` (the line or the operation), `size` (bytes)
+        and `share` of the peak.
+    """
+    table = pd.DataFrame(parts, columns=["kind", "module", "operation", "line", "size"])
+    table["by"] = table["line"].where(table["line"] != "", table["operation"])
+    table["by"] = table["by"].str.removeprefix("aten::")
+    table["share"] = (table["size"] / table["size"].sum()).map("{:.0%}".format)
+    columns = ["kind", "module", "by", "size", "share"]
+    return table.nlargest(_MOST_PARTS, "size")[columns].replace("", "—")
 
 
 @cached
 def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a line per model whose logits were computed in several ways.
 
-    `agreement` is the lowest share of equal greedy tokens.
+    `agreement` is the lowest share of equal greedy tokens. The comparison splits each sequence of
+    the case in two, so the table has twice the batch size and half of the sequence length.
     """
     table = drop_missing(model_table(rows), "runs_ulp")
+    if table.empty:
+        return table
     shares = table.filter(regex="_agreement$").min(axis=1)
-    return table.assign(agreement=shares.map("{:.0%}".format))
+    table = table.assign(
+        agreement=shares.map("{:.0%}".format),
+        batch_size=2 * table["batch_size"],
+        seq_len=table["seq_len"] // 2,
+    )
+    return table.assign(shape=_shape(table))
 
 
 def call_of(row: pd.Series) -> str:

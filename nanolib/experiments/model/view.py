@@ -1,4 +1,4 @@
-"""Draw the charts and build the findings of whole models: time, memory, generation, loss."""
+"""Draw the charts and build the findings of whole models: time, memory and generation."""
 
 from collections.abc import Iterator
 
@@ -21,14 +21,12 @@ from nanolib.experiments.model.tables import (
     part_table,
     peak_table,
 )
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
 from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
     join_words,
-    pick,
     rows_with_factor,
     why_empty,
 )
@@ -88,32 +86,6 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def model_loss(rows: pd.DataFrame) -> Drawing:
-    """Draw the loss over training steps on real text.
-
-    Args:
-        rows: Rows of measurements with their samples.
-    """
-    curves, subtitle = [pd.DataFrame()], ["Loss before each step, on bytes of text, one seed."]
-    cases = rows_with_factor(rows, "model", "steps")
-    for _, row in pick(cases, "loss").iterrows():
-        name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
-        losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
-        curve = {"series": name, "x": losses.index, "y": losses.to_numpy()}
-        curves.append(pd.DataFrame(curve | links(row)))
-    data = pd.concat(curves)
-    if len(data) and (steps := int(data["x"].max())) < LEARNING_STEPS:
-        subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
-    return plot(
-        data,
-        "Training loss on real text",
-        subtitle=subtitle,
-        unit="Loss (nats/byte)",
-        xunit="Training step",
-        empty=why_empty(cases, "model", "the loss was not measured; set loss_steps"),
-    )
-
-
 model_performance = scaling_chart(
     "model",
     "latency",
@@ -128,16 +100,11 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the time, memory, optimizations and batch sizes of each model."""
     table = model_table(rows)
     timed = drop_missing(table, "inference")
-    refused = []
-    for _, row in table[table["status"] == "oom_predicted"].iterrows() if len(table) else ():
-        name = f"{row['name']} was not started at {int(row['seq_len'])} tokens"
-        refused.append(Finding(name, row["message"]))
     if timed.empty:
-        return refused or explain_missing(rows, "model", "Model latency")
+        return explain_missing(rows, "model", "Model latency")
     eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
     findings = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
-    findings += refused
     findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(rows)]
     return [*findings, *roofline_words(rows, "model")]
 
@@ -159,11 +126,12 @@ def _cost(row: pd.Series) -> Finding:
         scopes += ["prefill", "decode"]
     if pd.notna(row["training_step"]):
         times.append(f"a training step {in_ms(row, 'training_step')}")
+        scopes.append("training_step")
+    if pd.notna(row["training_memory"]):
         weights = row["training_memory"] / row["weight_memory"]
         peak = format_number(row["training_memory"])
         evidence.append(f"training peaks at {peak} MiB, {weights:.1f}× the weights")
-        scopes.append("training_step")
-    else:
+    if pd.isna(row["training_step"]):
         evidence.append(f"inference reads {row['inference_tokens_per_second']:,.0f} tokens/s")
     figures = tuple(Estimate.of(row, scope, "latency", row["name"]) for scope in scopes)
     return Finding(join_words(times), "; ".join(evidence), about=_about(row), figures=figures)
@@ -209,8 +177,6 @@ def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
             if row[f"{way}_agreement"] < 1:
                 differ = f"{1 - row[f'{way}_agreement']:.0%} of greedy tokens differ {words}"
                 ulps = f"logits differ by at most {format_number(row[f'{way}_ulp'])} ULP"
-                if way == "decode" and row["attention_type"] in ("sparse", "flex"):
-                    ulps += "; some sparse patterns keep other keys in generation than in one pass"
                 yield Finding(differ, ulps, about=_about(row))
 
 
@@ -236,14 +202,10 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
             Estimate.of(line, "total", name=f"batch {line['batch_size']:.0f}")
             for line in (first, last)
         )
-        compared = comparing(more, less)
-        ends = more.low / less.high, more.estimate / less.estimate, more.high / less.low
-        ratio = f"{Estimate(*ends).text('×')} the tokens/s of {less.name}, without the time to read the prompt"
-        if compared[0][1] is Order.NO_DIFFERENCE:
-            ratio += " (no clear difference)"
+        rates = [f"{rate.text(' tokens/s')} at {rate.name}" for rate in (more, less)]
+        text = f"Decoding generates {join_words(rates)}, without the time to read the prompt"
         each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
-        answer = f"{more.name.capitalize()} decodes {ratio}"
-        yield Finding(answer, each, about=_about(first), compared=compared)
+        yield Finding(text, each, about=_about(first), compared=comparing(more, less))
 
 
 SECTION = Section(
@@ -260,5 +222,4 @@ SECTION = Section(
         "Determinism": CaseTable(determinism_table, DETERMINISM_COLUMNS),
     },
     verdict,
-    files={"model_loss": model_loss},
 )

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
-from nanolib.experiments.model.data import text_batch
+from nanolib.experiments.model.look import random_ids
 from nanolib.measurement import Flag, Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
@@ -131,7 +131,7 @@ class WarmupCase(Case):
         else:
             model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
         call = logits_of(model)
-        ids = text_batch(self, "", params.seed)
+        ids = random_ids(self, params.seed)
 
         def forward() -> None:
             with torch.inference_mode():

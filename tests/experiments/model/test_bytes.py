@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import MemoryKind
 from nanolib.meters.tensor_bytes import BytesRead
@@ -14,7 +14,7 @@ from tests.experiments.own import TINY
 @pytest.mark.parametrize("preset", ["decoder_tiny", "gpt_125M"])
 def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_change(preset):
     case = ModelCase("cpu", "x", preset, TINY, "dense", 16, 2, "float32", "training")
-    step = Training(case.build(0), torch.randint(300, (2, 17)), "eager", 1e-2)
+    step = Training(case.build(0), torch.randint(300, (2, 17)), "eager")
     step()  # the states are there then
     weights, moved = [*step.model.parameters()], 0
     for phase in ("forward", "backward"):
@@ -44,7 +44,7 @@ def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
     options = {"attention_options": {"pattern": "window", "window": 16, "block_size": 8}}
     shape = (n, 3, "float32", "generation")
     dense, window = (
-        GenerationCase("cpu", "x", "decoder_tiny", TINY | options, name, *shape)
+        ModelCase("cpu", "x", "decoder_tiny", TINY | options, name, *shape, new_tokens=1)
         for name in ("dense", kind)
     )
     a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4
@@ -64,7 +64,7 @@ def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more
     kind = "sparse" if "attention_options" in more else "dense"
     overrides = TINY | {"tie_embeddings": tied} | more
     shape = (kind, 32, 2, "float32", "generation")
-    case = GenerationCase("cpu", "x", "decoder_tiny", overrides, *shape, new_tokens=2)
+    case = ModelCase("cpu", "x", "decoder_tiny", overrides, *shape, new_tokens=2)
     model = case.build(0)
     prompt = torch.arange(64).view(2, 32)
     with torch.inference_mode():

@@ -39,12 +39,8 @@ def test_each_way_is_compared_and_a_cache_that_forgets_is_found(monkeypatch):
     assert found["batch"] < 100 < found["decode"]
 
 
-@pytest.mark.parametrize(
-    ("seq_len", "determinism", "count"), [(8, True, 3), (16, True, 0), (8, False, 0)]
-)
-def test_it_is_measured_at_the_shortest_length_unless_a_setting_turns_it_off(
-    seq_len, determinism, count
-):
-    params = model.Params(device="cpu", seq_lens=[8, 16], determinism=determinism, budget_s=0.01)
+@pytest.mark.parametrize(("seq_len", "count"), [(8, 3), (16, 0)])
+def test_it_is_measured_at_the_shortest_length(seq_len, count):
+    params = model.Params(device="cpu", seq_lens=[8, 16], budget_s=0.01)
     metrics = [row.metric for row in timed_alone(_case(seq_len).measure(params, {}))]
     assert metrics.count("ulp_difference") == metrics.count("greedy_agreement") == count

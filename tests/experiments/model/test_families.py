@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from nanolib.experiments.model.case import GenerationCase
-from nanolib.experiments.model.planner import Planner
+from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import MemoryKind
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model
-from tests.experiments.own import checked
 from tests.measuring import breakdown
 
 pytest.importorskip("transformers")
@@ -81,19 +79,12 @@ def test_tokens_are_those_of_generate_and_begin_again_at_the_prompt(family):
 def test_a_cache_has_the_bytes_of_its_tensors_and_a_plan_is_what_a_run_uses(family):
     name, options, elements, has_states = family
     fields = ("cpu", "m", name, options, "own", N - 1, BATCH, "bfloat16", "generation")
-    case = GenerationCase(*fields, new_tokens=2)
+    case = ModelCase(*fields, new_tokens=2)
     model = case.build(0)
-    step = case.step(model, case.no_ids(), 1e-3)
+    step = case.step(model, case.no_ids())
     step.first()
     cached = sum(x.numel() for x in step.generation.keys_and_values)
     held = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
     assert cached == BATCH * elements and (held > 2 * cached) == has_states
-    found = {work.scope: breakdown(work, model).peak for work in step.workloads()}
+    found = {work.scope: breakdown(work).peak for work in step.workloads()}
     assert case.plan().peaks == pytest.approx(found, rel=0.05)
-    whole, small = (
-        Planner(checked(name, N + 1, BATCH, options, dtype="bfloat16", kv_dtype=kv_dtype))
-        .breakdown("decoding", BATCH, N + 1)
-        .by_kind[MemoryKind.CACHE]
-        for kv_dtype in (None, "float8_e4m3fn")
-    )
-    assert small / whole == pytest.approx(1 - cached / held, rel=0.01)

@@ -1,18 +1,15 @@
-"""Models that look at their data, end themselves or diverge: measured, or told in a line."""
+"""Models that look at their data, or that no loss can train: measured, or told in a line."""
 
 import pytest
+import torch
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
-from nanolib.experiments.model.planning import plan
-from nanolib.measurement import BadInput
 from nanolib.run import dry_run as plans
 from nanolib.run import sweep
 from nanolib.store import Store
 
-QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "generation_batch_sizes": []}
-QUICK |= {"seq_lens": [16]}
-SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
+QUICK = {"budget_s": 0.01, "new_tokens": 0, "generation_batch_sizes": [], "seq_lens": [16]}
 BART = {
     "d_model": 32,
     "vocab_size": 300,
@@ -35,13 +32,6 @@ class Pair(Looks):
 class Hidden(Looks):
     def forward(self, ids):
         return {"hidden": super().forward(ids)}
-class Hangs(Looks):
-    def forward(self, ids):
-        while True:
-            pass
-class Ends(Looks):
-    def forward(self, ids):
-        raise SystemExit(3)
 class Last(Looks):
     def forward(self, ids):
         return self.out(self.embed(ids))[:, [-1]]
@@ -93,7 +83,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     [
         (
             "Last",
-            r"logits of shape \[1, 1, 300\], and a loss needs logits of shape \[1, 16, 'vocab'\]",
+            r"logits of shape \['batch', 1, 300\], and a loss needs \['batch', 16, 'vocab'\]",
         ),
         ("Hidden", "the model returns dict, and a loss needs logits of shape"),
     ],
@@ -101,39 +91,25 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
     store, name, said
 ):
-    ends = _ends(_measured(store, f"odd_models:{name}", loss_steps=2))
+    ends = _ends(_measured(store, f"odd_models:{name}"))
     refused = ends[ends["status"] != "ok"]
     assert set(refused["status"]) == {"unsupported"}
     assert refused["message"].str.contains(said).all()
-    assert set(refused["factor.mode"].fillna("loss")) == {"training", "loss"}
+    assert set(refused["factor.mode"]) == {"training"}
     assert (ends["factor.mode"] == "inference").any()
 
 
-def test_one_that_ends_itself_ends_its_case_alone(store):
-    rows = _measured(store, "odd_models:Ends", train=False)
-    assert set(_ends(rows)["status"]) == {"error"}
-    assert "ok" in set(rows.loc[rows["metric"] == "case_duration", "status"])  # the peaks
-    with pytest.raises(BadInput, match="cannot be planned, because SystemExit: 3"):
-        plan("odd_models:Ends", "1GiB")
-
-
-def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predicted(
-    store, monkeypatch
-):
-    monkeypatch.setattr(look, "_LIMIT_S", 0.5)
-    given = {"train": False, "case_timeout_s": 1.5}
-    params = _params("odd_models:Hangs", **given)
-    plans.prediction_table(model, params)
-    (own,) = (case for case in model.cases(params) if case.runs_code)
-    assert own.plan().reason == "not planned: the call takes more than 0.5 s"
-    ends = _ends(_measured(store, "odd_models:Hangs", **given))
-    assert set(ends["status"]) == {"timeout"} and (ends["estimate"] >= 1.4).all()
-
-
-def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is_not(store):
-    asked = {"loss_steps": 12, "learning_rate": 10, "dtypes": ["float16"], "train": False}
-    rows = _measured(store, "", seq_lens=[32], overrides=SMALL, **asked)
-    (loss,) = rows[rows["metric"] == "loss"].to_dict("records")
-    (ended,) = _ends(rows[rows["case_id"] == loss["case_id"]]).to_dict("records")
-    assert ended["status"] == "error"
-    assert f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
+@pytest.mark.parametrize(
+    ("name", "options", "tokens"),
+    [
+        ("decoder_tiny", {"vocab_size": 100}, 100),
+        ("hf:GPT2LMHeadModel", {"vocab_size": 99}, 99),
+        ("odd_models:Looks", {}, 256),
+    ],
+)
+def test_ids_are_random_tokens_of_the_vocabulary(name, options, tokens):
+    case = model.ModelCase("cpu", "m", name, options, "dense", 4000, 2, "float32", "inference")
+    ids = look.random_ids(case, 0)
+    assert ids.shape == (2, 4001) and ids.unique().tolist() == [*range(tokens)]
+    assert torch.equal(ids, look.random_ids(case, 0))
+    assert not torch.equal(ids, look.random_ids(case, 1))

@@ -3,13 +3,11 @@
 import pytest
 
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import look_at_code
-from nanolib.experiments.model.planner import Planner
-from nanolib.measurement import MemoryKind
 from nanolib.meters.flops import model_flops
-from tests.experiments.own import LLAMA, checked
-from tests.measuring import breakdown, timed_alone
+from tests.experiments.own import LLAMA
+from tests.measuring import timed_alone
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
@@ -46,7 +44,7 @@ def _case(model, options, n, mode="inference", dtype="float32"):
 
 def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
     shape = (n, batch, dtype, "generation")
-    return GenerationCase("cpu", "m", model, options, "own", *shape, new_tokens=new_tokens)
+    return ModelCase("cpu", "m", model, options, "own", *shape, new_tokens=new_tokens)
 
 
 @pytest.mark.parametrize(
@@ -66,38 +64,6 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, options, n
     assert case.plan().peaks
 
 
-def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
-    n, model = 256, "mine_for_counts:build"
-    planned = Planner(checked(model, n, 1, MINE)).breakdown("decoding", 1, n)
-    # a cache of fixed size has room for the new token too
-    assert planned.by_kind[MemoryKind.CACHE] == 4 * 2 * LAYERS * KV * n
-    case = _generation(model, MINE, n - 1, new_tokens=1)
-    built = case.build(0)
-    works = case.step(built, case.no_ids(), 1e-3).workloads()
-    found = {work.scope: breakdown(work, built) for work in works}
-    assert {scope: held.peak for scope, held in found.items()} == case.plan().peaks
-    most = max(found.values(), key=lambda held: held.peak)
-    assert most.by_kind == planned.by_kind
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "dtype", "n", "mode"),
-    [
-        ("hf:LlamaForCausalLM", HF, "float32", 2048, "inference"),
-        (MISTRAL, HF | {"sliding_window": 256}, "float32", 1024, "training"),
-        (MIXTRAL, EXPERTS, "bfloat16", 1024, "training"),
-        (MIXTRAL, EXPERTS, "float32", 1024, "inference"),
-    ],
-)
-def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
-    model, options, dtype, n, mode
-):
-    case = _case(model, options, n, mode, dtype)
-    built = case.build(0)
-    (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
-    assert case.plan().peaks[work.scope] == pytest.approx(breakdown(work, built).peak, rel=0.05)
-
-
 @pytest.mark.parametrize(("mode", "passes"), [("inference", 1), ("training", 3)])
 def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode, passes):
     n, window = 40, 16
@@ -106,8 +72,8 @@ def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode
     whole = passes * (linear + PER_PAIR * n * n)
     assert case.formulas()["flops"] == whole  # an upper bound
     kept = sum(min(i + 1, window) for i in range(n))
-    assert case.known({})["flops"] == passes * (linear + PER_PAIR * kept)
-    assert case.counted.count.full == whole
+    assert case.counted(run=True).flops == passes * (linear + PER_PAIR * kept)
+    assert case.counted().count.full == whole
 
 
 def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
