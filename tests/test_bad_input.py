@@ -32,7 +32,6 @@ WITHOUT_DATABASE = {
     "run model -p 'overrides={vocab_size: 100}'": "model.overrides: vocab_size 100 is less than the 256",
     "run model -p seq_lens=[2048]": "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
     "run energy -p seq_lens=[2000]": "seq_lens and new_tokens: 2032 exceeds the context_length 1024",
-    "run fp8 -p presets=[] -p 'overrides={d_ff: 8}'": "overrides: there is no preset to change",
     "run attention -p dtypes=[int8]": "'int8' is not a known dtype; use ",
     "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
     "run attention -p isolation=yes": "attention.isolation: Input should be 'none' or 'process', got 'yes'",

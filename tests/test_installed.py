@@ -1,14 +1,8 @@
 """What is not installed is said in one line, with the part that goes without it."""
 
-import sys
-
 import pytest
-import torch
-from torch import nn
 
 from nanolib import installed
-from nanolib.measurement import Unsupported
-from nanolib.models import fp8
 from tests.processes import invoked
 
 
@@ -45,11 +39,3 @@ def test_nano_run_says_in_its_first_line_what_is_missing(
     ended = invoked("run", "quick", "warmup", *more, "--output", tmp_path)
     assert ended.exit_code == code and ended.output.startswith(said)
     assert code == 0 or len(ended.output.splitlines()) == 1
-
-
-def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    monkeypatch.setattr(fp8, "native", lambda device: "")
-    model = nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16)
-    with pytest.raises(Unsupported, match="torchao is not installed"):
-        fp8.convert(model, "tensorwise", excluded_modules=(), emulate=False)
