@@ -11,7 +11,6 @@ ASKED = {
         "seq_lens": [8],
         "new_tokens": 4,
         "window_s": 1.1,
-        "idle_s": 0.1,
         "profiling": ["minimal", "deep"],
     },
     "warmup": {
@@ -24,9 +23,7 @@ ASKED = {
     "fp8": {
         "seq_len": 16,
         "modes": ["forward", "training_step"],
-        "excluded_modules": ["lm_head"],
         "parity_recipes": [],
-        "numerics": [],
         "trace": True,
     },
 }

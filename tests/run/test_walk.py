@@ -69,7 +69,6 @@ energy:
   seq_lens: [16]
   new_tokens: 4
   window_s: 1.1
-  idle_s: 0.1
 fp8:
   presets: [gpt_125M]
   overrides: *tiny
@@ -82,7 +81,6 @@ fp8:
   num_layers: 1
   train_seq_len: 16
   train_batch_size: 2
-  numerics_steps: 2
 distributed:
   seq_lens: [64]
   prefill_seq_lens: [32]

@@ -167,7 +167,7 @@ class EnergyCase(ModelWorkCase):
     def _energy_rows(self, params: Params, call: Callable[[], object]) -> Measurements:
         """Yield FLOPs, time per call, and energy and power from each source."""
         counted = count_flops(call)
-        yield exact("flops", counted.kept, message=counted.message, scope=self.phase)
+        yield exact("flops", counted.kept, method="kept", message=counted.message, scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
             idle = meter.idle(params.idle_s)
             call()

@@ -33,9 +33,10 @@ _REFERENCE = 5  # All means are compared with the mean after this number of warm
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
 
 
+@table_of("warmup", "process")
 def _curves(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows whose samples are the times of all steps of a process."""
-    return pick(of_experiment(rows, "warmup"), "latency")
+    return pick(rows, "latency")
 
 
 @table_of("warmup", "process")
