@@ -15,7 +15,8 @@ from tests.measuring import rows_of
 SMALL = {
     "presets": ["gpt_125M"],
     "overrides": {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 256},
-    "seq_len": 16,
+    "seq_len": 64,
+    "batch_size": 2,
     "budget_s": 0.05,
     "parity_steps": 10,
     "d_model": 32,
@@ -55,16 +56,20 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
     weights = table["weights"]
     assert weights["bfloat16"] == pytest.approx(weights["float32"] / 2, rel=0.01)
-    of_peak = rows[(rows["factor.precision"] == "float32") & (rows.metric == "memory_part")]
-    (peak,) = rows[
-        (rows["factor.precision"] == "float32") & (rows.metric == "peak_memory")
-    ].estimate
-    assert of_peak.estimate.sum() == pytest.approx(peak)  # no gradient that is not alive then
     timed = rows[rows.metric == "latency"]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
     (ratio,) = rows[rows.metric == "speed_up"].to_dict("records")
     assert ratio["factor.precision"] == "float32"
     assert ratio["scope"] == "training_step over bfloat16"
+
+
+def test_the_parts_of_a_peak_are_what_lives_then(rows):
+    found = rows[rows["factor.precision"] == "float32"].set_index("scope")
+    parts = found[found.metric == "memory_part"].estimate
+    assert parts.sum() == pytest.approx(found[found.metric == "peak_memory"].estimate.item())
+    assert not any("gradients" in scope for scope in parts.index)  # the peak is before them
+    activations = speed_table(rows).set_index("precision").activations["float32"]
+    assert activations == pytest.approx(parts.filter(regex="activations|temporaries").sum())
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
@@ -144,7 +149,7 @@ def test_the_converted_share_is_of_all_flops():
     model = create_model(case.model_case.config, "meta")
     casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
     row = case.converted_share(model)
-    d, n = 64, 16
+    d, n = 64, 64
     linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
     rest = 2 * n * d * 256 + 4 * 2 * (n * (n + 1) // 2) * 32  # the head, and attention
     assert row.estimate == pytest.approx(linear / (linear + rest))

@@ -91,6 +91,7 @@ distributed:
   head_dim: 16
 """)
 TINY = SMALL["model"]["overrides"]
+OWN = {"model": "tests.experiments.own:Small", "model_options": {"width": 48}}
 # Notebook → further changes of its full parameters for each run, so that each value comes up once.
 # Values that would multiply are in several runs.
 WALK = {
@@ -132,9 +133,9 @@ WALK = {
             "generation_batch_sizes": [3],
         },
     ],
-    "warmup": [{"warmup_steps": [0, 2]}],
-    "energy": [{}],
-    "fp8": [{}],
+    "warmup": [{"warmup_steps": [0, 2]}, OWN],
+    "energy": [{}, OWN | {"phases": ["training_step"], "profiling": ["deep"]}],
+    "fp8": [{}, OWN | {"parity_recipes": []}],
     "distributed": [
         {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
         {"world_sizes": [2], "dtypes": ["bfloat16"]},
