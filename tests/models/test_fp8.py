@@ -7,13 +7,13 @@ from torch import nn
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
 from nanolib.models import fp8
-from nanolib.models.fp8.casts import EmulatedLinear, EmulatedProduct, recipe_of, round_to
+from nanolib.models.fp8.casts import FORMATS, EmulatedLinear, EmulatedProduct, recipe_of, round_to
 
 
-@pytest.mark.parametrize("name", fp8.FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_rounding_equals_torchs_for_every_bfloat16_and_the_float32_beside_it(name):
     """To the last bit, signs of zero included; NaN where NaN. All values and ties are among them."""
-    format = fp8.FORMATS[name]
+    format = FORMATS[name]
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     ends = (torch.full_like(every, end) for end in (-torch.inf, torch.inf))
     x = torch.cat([every, *(torch.nextafter(every, end) for end in ends)])

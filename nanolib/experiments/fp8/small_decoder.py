@@ -27,7 +27,7 @@ from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
 TRAINED = (AGAIN, *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
-TENTHS = 10
+_TENTHS = 10
 _RATE = 1e-3
 _EXACT_DB = 200.0  # Signal-to-noise ratio of a product without an error, dB.
 
@@ -154,12 +154,12 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     nanolib caches the result, because all recipes are compared with the same bf16 runs.
     """
     _, losses = _train(case, seed, corpus)
-    return float(losses.double().cpu().tensor_split(TENTHS)[-1].mean())
+    return float(losses.double().cpu().tensor_split(_TENTHS)[-1].mean())
 
 
 def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]:
     """Train a decoder, and return the decoder and its loss before each step."""
-    warm = max(1, case.steps // TENTHS)
+    warm = max(1, case.steps // _TENTHS)
 
     def rate(step: int) -> float:
         """Return the learning rate of a step."""

@@ -81,7 +81,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
             **point_columns(table, "difference"),
         }
     )
-    margins = table["margin_nats"].dropna()
+    margins = table["margin_nats"].dropna().round(4)
     # Runs with different margins share no band.
     band = (-margins.min(), margins.min()) if margins.nunique() == 1 else None
     subtitle = ["Mean over seeds, 95 % interval. Hollow: emulated, or too few steps."]
