@@ -115,9 +115,9 @@ class SpeedCase(ModelWorkCase):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
-        rows = case._memory_rows(work, model)
-        # The plan excludes the memory of casts, so it is no prediction for FP8.
-        yield from (replace(row, predicted=None) for row in rows) if self.recipe else rows
+        for row in case._memory_rows(work, model):
+            # The plan excludes the memory of casts, so it is no prediction for FP8.
+            yield replace(row, predicted=None) if self.recipe else row
 
     def converted_share(
         self, model: nn.Module, rows: Mapping[str, int] | None = None
