@@ -15,6 +15,8 @@ import pandas as pd
 
 from nanolib.experiments import ALL, sections
 from nanolib.measurement import BadInput, Status
+from nanolib.meters.energy.meter import EnergyMeter, Track, Window
+from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
 from nanolib.report.display import Table
@@ -39,14 +41,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
     """
     if not sweep.is_interactive():
         return None
-    widget = Explore(experiment, params, rows).widget
-    if params.NAME != "energy":
-        return widget
-    import ipywidgets as widgets
-
-    from nanolib.experiments.energy.live import LivePower
-
-    return widgets.VBox([widget, LivePower(params).widget])
+    return Explore(experiment, params, rows).widget
 
 
 class Explore:
@@ -82,6 +77,7 @@ class Explore:
         for control in self.controls.values():
             control.observe(self._update, names="value")
         self.predicted, self.measured, self.status = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.power = widgets.HTML()
         self.predict = button("Predict", "calculator", self._predict)
         self.measure = button("Measure", "play", self._start, button_style="primary")
         self.cancel = button("Cancel", "stop", self._cancel, disabled=True)
@@ -97,7 +93,7 @@ class Explore:
         boxes = widgets.GridBox([*self.controls.values()], layout=grid)
         buttons = [self.predict, self.measure, self.cancel, self.keep, self.status]
         row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
-        parts = [boxes, row, self.predicted, self.chart, self.measured, self.command]
+        parts = [boxes, row, self.power, self.predicted, self.chart, self.measured, self.command]
         self.widget = widgets.VBox(parts)
 
     def params(self) -> shared.Params:
@@ -155,6 +151,8 @@ class Explore:
         self._stop.set()
 
     def _run(self, params: shared.Params) -> None:
+        ended = threading.Event()
+        threading.Thread(target=self._show_power, args=(ended,), daemon=True).start()
         try:
             with Store(self._path) as store:
                 run = sweep.measure(
@@ -176,9 +174,24 @@ class Explore:
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
             self.status.value = escape(str(error) or type(error).__name__)
         finally:
+            ended.set()
             self._busy, self.cancel.disabled = False, True
             self._show()
             self._update()
+
+    def _show_power(self, ended: threading.Event) -> None:
+        """Show the power of this machine once a second, or why no sensor measures the power."""
+        found = find_sources()
+        if not found.sources:
+            why = "; ".join(f"{kind}: {reason}" for kind, reason in found.missing.items())
+            self.power.value = escape(f"Power not measured. {why}")
+            return
+        meter = EnergyMeter(found.sources)
+        meter.read()
+        while not ended.wait(1.0):
+            meter.read()
+            self.power.value = escape(f"Power: {', '.join(map(_last_power, meter.tracks))}")
+        self.power.value = ""
 
     def _progress(self, done: int, total: int, case: str) -> None:
         self.status.value = f"{done} of {total}: {escape(case)}"
@@ -204,6 +217,16 @@ class Explore:
             self.status.value = escape(error.lines[0])
             return
         self.status.value, self.keep.disabled = f"Results are in {escape(store.path.name)}.", True
+
+
+def _last_power(track: Track) -> str:
+    """Return the mean power between the last two readings of a source, or why there is none."""
+    window = Window("live", track.readings[-2].t_s, track.known_until_s)
+    try:
+        power = f"{track.energy(window).estimate / window.seconds:.0f} W"
+    except BadInput as error:
+        power = f"not measured ({error.lines[0]})"
+    return f"{track.source.of} {power}"
 
 
 def command_of(params: shared.Params) -> str:

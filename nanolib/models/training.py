@@ -59,8 +59,8 @@ def train(
         model: Model that maps ids to logits. The training changes the model's weights.
         batches: A batch of ids for each step, int64 [batch, length + 1], on the model's device.
         rate: Learning rate, or a function that maps the number of a step to a learning rate.
-        autocast: Dtype of the matrix products, or None for the dtype of the weights. With float16,
-            nanolib scales the loss.
+        autocast: Dtype of the matrix products, or None for the dtype of the weights. The loss is not
+            scaled, so float16 is too narrow.
         clip: Largest norm of all gradients together, or None for no limit.
 
     Returns:
@@ -69,7 +69,6 @@ def train(
     weights = [*model.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=1e-3 if callable(rate) else rate, fused=True)
     kind = weights[0].device.type
-    scaler = torch.amp.GradScaler(kind, enabled=autocast is torch.float16)
     forward, losses = logits_of(model), []
     for step, ids in enumerate(batches):
         if callable(rate):
@@ -77,11 +76,9 @@ def train(
         with torch.autocast(kind, autocast, enabled=autocast is not None):
             loss = next_token_loss(forward, ids)
         losses.append(loss.detach().float())
-        scaler.scale(loss).backward()
+        loss.backward()
         if clip is not None:
-            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(weights, clip)
-        scaler.step(optimizer)
-        scaler.update()
+        optimizer.step()
         optimizer.zero_grad()
     return torch.stack(losses)

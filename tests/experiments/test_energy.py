@@ -3,14 +3,14 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.live import LivePower
 from nanolib.experiments.energy.tables import energy_table, overhead_table
+from nanolib.experiments.model.case import ModelCase
+from nanolib.experiments.model.look import random_ids
 from nanolib.meters.energy.source import read_trace
 from nanolib.store import Store
 from tests.experiments.own import TINY
 from tests.measuring import rows_of
 from tests.shown import CHARTS, VERDICTS
-from tests.waiting import until
 
 
 def _trace(folder, count, *watts):
@@ -27,7 +27,7 @@ def test_a_recording_begins_at_zero(tmp_path):
 
 def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     given = {"phases": ["prefill"], "overrides": TINY, "seq_lens": [8], "device": "cpu"}
-    given |= {"window_s": 0.7, "idle_s": 0.6, "profiling": ["minimal"], "budget_s": 0.02}
+    given |= {"window_s": 0.7, "profiling": [], "budget_s": 0.02}
     params = energy.Params(power_trace=str(_trace(tmp_path, 2000, 102, 100)), **given)
     rows = rows_of(energy, params, tmp_path)
     read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
@@ -39,32 +39,30 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
         assert "replayed from a recording" in text and "Measured by a sensor" not in text
 
 
-def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
-    shape = {"overrides": TINY, "seq_lens": [32], "new_tokens": 8, "idle_s": 0.5, "window_s": 0.5}
-    live = LivePower(energy.Params(**shape, power_trace=str(_trace(tmp_path, 60, 40, 41))))
-    live.start.click()
-    until(lambda: "power not measured: the recording has ended" in live.said.value)
-    live.stop.click()
-    live._thread.join(timeout=60)
-    drawn = [chart.chart.to_dict()["datasets"].values() for chart in live.charts]
-    points = [row for datasets in drawn for rows in datasets for row in rows]
-    power = [row for row in points if "low" in row]
-    assert [row["series"] for row in power[:2]] == ["idle", "prefill"]
-    read = [row for row in power if row["y"]]
-    assert all(39 <= row["y"] <= 42 and not row["sure"] for row in read)  # none of this machine
-    speed = [row for row in points if "y" in row and "low" not in row]
-    assert speed[0]["series"] == "prefill" and speed[0]["y"] > 0
+def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
+    shape = {"phases": ["prefill"], "seq_lens": [32], "batch_size": 2, "device": "cpu"}
+    (case,) = energy.cases(energy.Params(overrides=TINY, **shape))
+    forward = ModelCase(*case.shape, "inference")
+    row = next(iter(case._energy_rows(energy.Params(**shape), _prefill_of(case))))
+    config = forward.config
+    others = 2 * 2 * 31 * config.d_model * config.vocab_size  # the head, of all positions but one
+    assert row.estimate == forward.formulas()["flops"] - others
+    assert "flops" not in case.predict()
+
+
+def _prefill_of(case):
+    step = case.model_case.step(case.model_case.build(0), random_ids(case, 0))
+    return step.generation.prefill
 
 
 def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     shape = {"overrides": TINY | {"num_layers": 2}, "seq_lens": [32], "new_tokens": 8}
-    quick = {"window_s": 1.1, "idle_s": 0.2, "budget_s": 0.2, "detail_every_n_calls": 4}
+    quick = {"window_s": 1.1, "budget_s": 0.2}
     rows = rows_of(energy, energy.Params(phases=["decode"], **shape, **quick), tmp_path)
     assert set(rows.status) == {"ok"}
-    assert len(energy_table(rows)) == 1  # what looks into layers is not in it
-    joules = rows[rows.metric.isin(["energy", "power", "energy_per_token", "energy_delay"])]
+    assert len(energy_table(rows)) == 1
+    joules = rows[rows.metric.isin(["energy", "power", "energy_per_token"])]
     if set(joules.method) == {"utilisation"}:
         assert set(joules.provenance) == {"estimated"} and (joules.low < joules.high).all()
     layer = rows[rows.metric == "layer_energy"]
@@ -90,5 +88,5 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
     costs = overhead_table(rows)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
     findings = "\n".join(VERDICTS["energy"](rows))
-    assert "Most of the time is spent in" in findings
+    assert "Most of the forward pass is spent in" in findings
     assert "The profiling overhead is" in findings or "used the machine" in findings

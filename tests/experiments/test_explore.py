@@ -1,10 +1,15 @@
 import json
+import math
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from nanolib.experiments import ALL, MEASURING
 from nanolib.experiments.explore import Explore, explore
+from nanolib.measurement import Provenance
+from nanolib.meters.energy.power import Found
+from nanolib.meters.energy.source import Reading
 from nanolib.run import jobs, sweep
 from nanolib.store import Store
 from tests.experiments.own import TINY
@@ -23,7 +28,7 @@ WALKED = {
     "warmup": ({"overrides": TINY}, {"warmup_steps": "[0, 3]", "directions": "[forward]"}),
     "energy": ({"overrides": TINY, "seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),
     "fp8": (
-        {"presets": [], "overrides": {}, "numerics": []},
+        {"presets": []},
         {"parity_recipes": "[fp8_rowwise]", "parity_seeds": "3"},
     ),
     "distributed": ({}, {"world_sizes": "[2]", "algorithms": "[gather]"}),
@@ -42,9 +47,8 @@ def shown(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("name", ["fp8", "energy"])
-def test_a_live_notebook_has_controls_and_a_batch_run_has_none(monkeypatch, name):
-    experiment = ALL[name]()
+def test_a_live_notebook_has_controls_and_a_batch_run_has_none(monkeypatch):
+    experiment = ALL["energy"]()
     monkeypatch.setattr(sweep, "is_interactive", lambda: False)
     assert explore(experiment, experiment.Params()) is None
     monkeypatch.setattr(sweep, "is_interactive", lambda: True)
@@ -93,6 +97,42 @@ def _in_this_process(serve, *given, **_):
     sent = []
     serve(sent.append, *given)
     yield from sent
+
+
+class _Source:
+    """A counter of 40 J per second, which the driver refuses to read a third time."""
+
+    name, of, period_s, provenance = "counter", "gpu 0", 0.1, Provenance.MEASURED
+    reads = 0
+
+    def read(self):
+        self.reads += 1
+        joules = 40.0 * self.reads if self.reads < 3 else math.nan
+        return Reading(float(self.reads), joules=joules)
+
+
+@pytest.mark.parametrize(
+    ("found", "shown_lines"),
+    [
+        (
+            Found([_Source()], {}),
+            ["Power: gpu 0 40 W", "Power: gpu 0 not measured (", ""],
+        ),
+        (
+            Found([], {"NVIDIA (NVML)": "no driver"}),
+            ["Power not measured. NVIDIA (NVML): no driver"],
+        ),
+    ],
+)
+def test_power_is_shown_while_a_case_runs_or_why_there_is_none(
+    shown, monkeypatch, found, shown_lines
+):
+    monkeypatch.setattr("nanolib.experiments.explore.find_sources", lambda: found)
+    panel, lines, waits = shown("attention"), [], iter([False, False, True])
+    panel.power.observe(lambda change: lines.append(change.new), names="value")
+    panel._show_power(SimpleNamespace(wait=lambda seconds: next(waits)))
+    assert len(lines) == len(shown_lines)
+    assert all(map(str.startswith, lines, shown_lines)), lines
 
 
 @pytest.mark.usefixtures("small_ceilings")

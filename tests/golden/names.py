@@ -22,16 +22,14 @@ SUITES = ("quick", "full")
 NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
-    "AttentionCase QualityCase CeilingCase ModelCase WarmupCase EnergyCase ProfileCase SpeedCase"
-    " ParityCase NumericsCase DecodeCase PrefillCase MemoryCase"
+    "AttentionCase QualityCase CeilingCase ModelCase WarmupCase EnergyCase SpeedCase"
+    " ParityCase DecodeCase PrefillCase MemoryCase"
 )
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
 NOT_RUN = {
     "CeilingCase",  # rates of this machine
     "WarmupCase",  # times
-    "ProfileCase",  # times, and shares of them
-    "NumericsCase",  # shares after a training in bfloat16, whose rounding differs between processors
 }
 
 # Classes of which so many rows come first, and the rest is energy.
@@ -40,14 +38,12 @@ ONLY_FIRST = {"EnergyCase": 1}
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
     " block_size seeds steps d_model num_layers ceiling preset overrides mode"
-    " new_tokens direction process warmup_steps curve_steps phase look"
-    " precision compiled keep first_seed margin variant seed"
+    " new_tokens direction process warmup_steps curve_steps phase"
+    " precision compiled keep first_seed margin"
     " world_size q_len threads measured"
 ) | {
     "optimization": "optimisation",
     "finetune_steps": "tuning_steps",
-    "detail_every_n_calls": "every_kth_token",
-    "detail_every_n_layers": "every_nth_layer",
     "recipe": "arm",
     "algorithms": "forms",
     "prefill_algorithms": "prefill_forms",
@@ -69,8 +65,8 @@ METRICS = _same(
 _TIMES = "case_duration latency layer_time component_time link_latency warmup_needed overhead"
 _TIMES += " speed_up ratio"
 _RATES = "flops_per_second mfu ceiling_flops ceiling_bytes tokens_per_second link_bandwidth"
-_POWER = "power energy net_energy energy_per_token energy_delay layer_energy"
-_ROUNDING = "relative_error ulp_difference greedy_agreement sqnr underflow overflow"
+_POWER = "power energy net_energy energy_per_token layer_energy"
+_ROUNDING = "relative_error ulp_difference greedy_agreement sqnr"
 _SYSTEM = "reserved_memory resident_memory"  # what an allocator or the system gave
 LEFT_OUT = _same(" ".join((_TIMES, _RATES, _POWER, _ROUNDING, _SYSTEM)))
 MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # written in bytes

@@ -34,7 +34,7 @@ WINDOW = {"pattern": "window", "window": 256}
 OWN_KERNELS = [*DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW}]
 ATTENTION = {"dtypes": ["bfloat16"], "quality_patterns": []}
 MODEL = {"dtypes": ["bfloat16"], "generation_batch_sizes": []}
-FP8 = {"batch_size": 4, "parity_recipes": [], "numerics": []}
+FP8 = {"batch_size": 4, "parity_recipes": []}
 
 
 class Hardware:

@@ -11,11 +11,6 @@ from nanolib.meters.energy.integration import count, integrate
 NAN = math.nan
 
 
-def test_two_levels():
-    t, p = [0, 10, 10, 20], [100, 100, 300, 300]
-    assert integrate(t, p, 0, 20) == (4000, 4000, 4000)
-
-
 def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     t = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9.0])
     p = np.array([100, 100, 100, NAN, NAN, 200, 200, 200, 200, 200])
@@ -48,14 +43,6 @@ def test_what_cannot_be_integrated_is_one_line(t, p, start, end, words):
         integrate(t, p, start, end)
 
 
-def test_bounds_end_at_the_smallest_and_the_largest_power():
-    assert integrate([0, 1, 2], [10, 20, 10], 0.5, 1.5) == (10, 17.5, 20)
-
-
-def test_a_counter_that_is_read_twice_at_one_moment_counts_the_step_between():
-    assert count([0, 1, 1, 2], [0, 10, 15, 20], 0, 2).estimate == 20
-
-
 _T = np.array([0.0, 2, 4, 4, 6, 8, 10, 12, 14, 16, 18, 20])  # one read twice
 
 
@@ -73,17 +60,6 @@ def test_a_window_in_which_the_counter_jumps_is_refused_and_those_around_it_are_
     for start, end in ((0, 8), (10, 20)):
         assert tuple(count(_T, joules, start, end)) == pytest.approx((60, 80, 100), abs=20.1)
         assert count(_T, joules, start, end).estimate == pytest.approx(10 * (end - start))
-
-
-def test_a_large_step_of_a_slow_counter_read_often_is_no_gap():
-    t = np.arange(0, 3.0, 0.002)
-    joules = 70 * np.floor(t / 0.1)  # 700 W, told ten times a second
-    assert count(t, joules, 1.0, 2.0, lag_s=0.1).estimate == pytest.approx(700, rel=0.1)
-
-
-def test_a_counter_that_stands_still_between_its_steps_is_unsure_by_a_step():
-    found = count(np.arange(6.0), [0, 0, 20, 20, 40, 40], 0.0, 5.0)
-    assert tuple(found) == (20.0, 40.0, 60.0)
 
 
 @pytest.mark.parametrize(("period_s", "seconds"), [(0.001, 0.02), (0.1, 1.0)])

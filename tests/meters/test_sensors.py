@@ -49,23 +49,6 @@ def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(t
     assert math.isnan(found.sources[1].read().joules)
 
 
-def test_each_zone_of_rapl_starts_again_at_a_range_of_its_own_and_one_that_is_reset_goes_backwards(
-    tmp_path, monkeypatch
-):
-    def counted(package, dram):
-        _zone(tmp_path, "intel-rapl:0", "package-0", package * 10**6, 262_143 * 10**6)
-        _zone(tmp_path, "intel-rapl:0:0", "dram", dram * 10**6, 65 * 10**6)
-
-    now = [100.0]
-    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    counted(262_100, 30)
-    (source,) = find_sources(tmp_path, NO_DRIVER).sources
-    for package, dram, total in ((57, 60, 262_260), (157, 25, 262_390), (0, 35, 100)):
-        now[0] += 1.0
-        counted(package, dram)
-        assert source.read().joules == pytest.approx(total)  # 100 W, and 30 W of its memory
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [

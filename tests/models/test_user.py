@@ -124,7 +124,7 @@ def test_an_encoder_neither_generates_nor_learns_and_says_so():
     bert = build_model("hf:BertModel", SMALL, "cpu", "float32")
     with pytest.raises(Unsupported, match=re.escape(WITHOUT_DECODING)):
         generation_of(bert, IDS, 2)
-    with pytest.raises(Unsupported, match="and a loss needs logits of shape"):
+    with pytest.raises(Unsupported, match="and a loss needs"):
         Training(bert, IDS, "eager")()
 
 

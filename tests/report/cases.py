@@ -1,6 +1,6 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.measurement import Flag, Measurement, Provenance, exact
 from tests.report.rows import SIZES, interval
 
 
@@ -75,8 +75,9 @@ def fp8_case(size, precision, low, ms, high, **changes):
     return factors | changes, [row, bound]
 
 
-def parity_case(recipe, verdict, difference, control=False, steps=400, **rest):
-    details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
+def parity_case(recipe, verdict, difference, control=False, steps=400, margin=0.0025, **rest):
+    details = {"verdict": verdict, "control": control, "margin_nats": margin}
+    details["provenance"] = rest.get("provenance", Provenance.MEASURED)
     ends = difference - 0.002, difference, difference + 0.001
     row = interval("loss_difference_from_bf16", *ends, scope=recipe, details=details, **rest)
     return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
@@ -85,22 +86,20 @@ def parity_case(recipe, verdict, difference, control=False, steps=400, **rest):
 DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
 
 
-def warmup_process(direction, process, times, needed=2.0, message=""):
-    """One fresh process: its curve, and of each setting (steps → ms, mean) what it would report."""
+def warmup_process(direction, process, means, needed=2.0, message=""):
+    """One fresh process: its curve, in which two steps after each number of steps have a mean, ms."""
     factors = {
         "direction": direction,
         "process": process,
-        "warmup_steps": list(times),
+        "warmup_steps": list(means),
+        "steps": 2,
         "seq_len": 64,
     }
+    steps = {count + at: mean * (0.75, 1.25)[at] for count, mean in means.items() for at in (0, 1)}
+    curve = tuple(steps.get(at, 10.0) for at in range(8))
     details = {"steady_median": None if needed is None else 10.25}
     rest = {"message": message, "details": details}
-    rows = [
-        interval("latency", 9.5, 10.0, 10.5, scope=direction, samples=(30.0, 20.0, 10.0, 10.0)),
+    return factors, [
+        interval("latency", 9.5, 10.0, 10.5, scope=direction, samples=curve),
         Measurement("warmup_needed", needed, scope=direction, **rest),
     ]
-    for count, (ms, mean) in times.items():
-        details = {"mean": mean, "sd": 3.0, "cv": 0.33}
-        scope = f"{direction} after {count}"
-        rows.append(timed(scope, 0.95 * ms, ms, 1.05 * ms, details=details))
-    return factors, rows

@@ -1,10 +1,10 @@
-"""Readings and estimates of energy are never drawn nor told alike, and advice goes no further than what layers took."""
+"""Readings and estimates of energy are never drawn nor told alike."""
 
 import pandas as pd
 import pytest
 
 from nanolib.experiments.energy.tables import energy_table
-from nanolib.measurement import Measurement, Provenance, Status, exact
+from nanolib.measurement import Measurement, Provenance, Status
 from tests.report.cases import DECODE
 from tests.report.rows import interval, points
 from tests.shown import CHARTS, VERDICTS
@@ -36,7 +36,7 @@ def test_each_source_of_energy_has_a_line(measured):
     [
         (
             (Provenance.MEASURED, "rapl", 1.1),
-            ["A token uses 250 mJ [227 … 275] at 25 W (decode) according to rapl."],
+            ["A token uses 0.250 J [0.227 … 0.275] at 25 W (decode) according to rapl."],
             "",
         ),
         (
@@ -47,7 +47,7 @@ def test_each_source_of_energy_has_a_line(measured):
         (
             (Provenance.ESTIMATED, "utilisation", 6),
             [
-                "A token uses 41.7 to 1,500 mJ (decode) according to an estimate from CPU utilization.",
+                "A token uses 0.0417 to 1.50 J (decode) according to an estimate from CPU utilization.",
                 "This machine's power was not measured: no power sensor was found, and estimated "
                 "ranges allow no comparison. Next: run nano doctor to list the supported sensors.",
             ],
@@ -69,32 +69,6 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
     assert "no sensor measured this machine's power" in power
 
 
-@pytest.mark.parametrize(
-    ("provenance", "subtitle"),
-    [
-        (Provenance.MEASURED, "Measured by a sensor."),
-        (
-            Provenance.REPLAYED,
-            "Hollow: replayed from a recording, not a reading of this machine.",
-        ),
-    ],
-)
-def test_the_idle_time_lies_before_the_work_in_the_course_of_power(measured, provenance, subtitle):
-    course = {"course_s": [0.5, 1.5, 2.0], "course_w": [3.0, 4.0, 5.0]}
-    details = {"idle": course, "decode": course, "prefill": {}}
-    found = [
-        Measurement("power", 4.0, provenance=provenance, scope=scope, details=each)
-        for scope, each in details.items()
-    ]
-    chart = CHARTS["power_over_time"](measured("energy", [(DECODE, found)]))
-    sure = provenance is Provenance.MEASURED
-    assert points(chart, "series", "x", "y", "sure") == [
-        *(("idle", at, watts, sure) for at, watts in ((-1.5, 3.0), (-0.5, 4.0), (0.0, 5.0))),
-        *(("decode", at, watts, sure) for at, watts in ((0.5, 3.0), (1.5, 4.0), (2.0, 5.0))),
-    ]
-    assert chart.title.subtitle == [subtitle]
-
-
 def test_the_overhead_of_each_mode_is_told_in_per_cent_and_the_second_baseline_is_none(say):
     ends = {"again": (-0.01, 0.0, 0.01), "minimal": (-0.01, 0.01, 0.03), "deep": (0.04, 0.05, 0.06)}
     details = {"cpu": [0.01, 0.02, 0.03]}
@@ -111,22 +85,3 @@ def test_a_window_that_was_too_short_says_so(say):
     short = {"status": Status.UNSUPPORTED, "message": "repeat the work"}
     lines = say("energy", [(DECODE, [Measurement("energy", scope="decode", **short)])])
     assert lines == ["tiny, 64 tokens: The energy of decode was not measured: repeat the work."]
-
-
-@pytest.mark.parametrize(
-    ("between", "said"),
-    [
-        (60, "Most of the time is spent in gaps between operations (60%), gate (20%) and up (15%): faster kernels can "
-             "shorten less than half of the time. Next: increase batch_size to reduce the share of gaps."),
-
-        (50, "Most of the time is spent in gaps between operations (50%), gate (25%) and up (19%). "
-             "Next: increase batch_size to reduce the share of gaps."),
-
-        (20, "Most of the time is spent in gate (40%), up (30%) and gaps between operations (20%)."),
-    ],
-)  # fmt: skip
-def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
-    rest = 100 - between
-    operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
-    row = exact("layer_time", 100.0, scope="b", details={"operations_ms": operations})
-    assert f"decode, 64 tokens: {said}" in say("energy", [(DECODE, [row])])

@@ -1,31 +1,31 @@
 """No finding on FP8 claims more than its intervals."""
 
-import pytest
-
 from nanolib.measurement import Provenance
 from tests.report.cases import fp8_case, parity_case
 from tests.report.rows import ended, points
 from tests.shown import CHARTS
 
-REST = ". No clear difference between FP8 and bf16 for size 1."
 
-
-@pytest.mark.parametrize(
-    ("smallest", "others", "said"),
-    [
-        (8, 4, "FP8 is faster than bf16 for size 2 and size 4: up to 2.00× [1.40 … 3.00] as fast, for size"),
-        (8, 8, "No clear difference between FP8 and bf16 for size 1, size 2 and size 4: up to 1.00×"),
-        (16, 16, "FP8 is slower than bf16 for size 1, size 2 and size 4: up to 0.500× [0.412 … 0.600]"),
-    ],
-)  # fmt: skip
-def test_fp8_is_faster_at_sizes_where_its_whole_range_is_above_one(say, smallest, others, said):
+def _said(say, *speeds):
+    """The finding on sizes 1, 2, …, each with the time of bf16 and the time of FP8 with its ends."""
     cases = []
-    for size, ms in ((4, others), (1, smallest), (2, others)):
-        cases.append(fp8_case(size, "bfloat16", 7, 8, 9))
-        cases.append(fp8_case(size, "fp8_rowwise", ms - 1, ms, ms + 1))
-    line = say("fp8", cases)[0]
-    assert line.startswith(f"Inference: {said}") and line.endswith(REST) == (smallest > others)
-    assert ("The upper bound by Amdahl's law is 1.75×." in line) == ("FP8 is faster" in line)
+    for size, (low, ms, high) in enumerate(speeds, 1):
+        cases += [fp8_case(size, "bfloat16", 7, 8, 9), fp8_case(size, "fp8_rowwise", low, ms, high)]
+    return say("fp8", cases)[0]
+
+
+def test_fp8_is_faster_only_at_the_sizes_whose_whole_range_is_above_one(say):
+    wide, sure = (0.5, 2.6, 16), (5.5, 6, 6.5)  # the first has the larger ratio
+    assert _said(say, wide, sure) == (
+        "Inference: FP8 is faster than bf16 for size 2: up to 1.33× [1.08 … 1.64] as fast, for size 2 "
+        "in fp8_rowwise, within the upper bound of 1.75× by Amdahl's law."
+    )
+
+
+def test_a_speed_up_above_its_bound_is_said_to_be_so(say):
+    line = _said(say, (1, 2, 3))
+    assert "This is above the upper bound of 1.75× by Amdahl's law" in line
+    assert "Next: compare the shares of the peak rate" in line
 
 
 def test_why_fp8_gives_no_time_is_said(say):
@@ -49,3 +49,14 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
     lines = say("fp8", [recipe, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
     assert any("did not detect off by 2 as known-bad: these" in line for line in lines)
     assert points(CHARTS["fp8_parity"](measured("fp8", [recipe])), "sure") == [(False,)]
+
+
+def test_the_band_is_the_margin_of_all_rows_or_it_is_left_out(measured):
+    def colours(*margins):
+        cases = [
+            parity_case(f"r{at}", "worse", 0.5, margin=each) for at, each in enumerate(margins)
+        ]
+        return str(CHARTS["fp8_parity"](measured("fp8", cases)).to_dict())
+
+    assert "Green: the margin" in colours(0.0025, 0.0025)
+    assert "Green: the margin" not in colours(0.0025, 0.005)

@@ -27,8 +27,7 @@ def test_what_fp8_did_not_measure_is_said_with_its_parameter_and_not_with_other_
         "The loss of FP8 was not compared with bf16. Next: set parity_recipes."
     )
     rows = measured("fp8", cases)
-    for chart, parameter in (("fp8_parity", "parity_recipes"), ("fp8_numerics", "numerics")):
-        assert _empty(chart, rows) == f"no case measured this; set {parameter}"
+    assert _empty("fp8_parity", rows) == "no case measured this; set parity_recipes"
     cases = _failed([parity_case("fp8", "worse", 0.1)], "no FP8 units")
     assert say("fp8", cases) == ["The loss of FP8 was not compared with bf16: no FP8 units."]
     assert "no FP8 units" in _empty("fp8_parity", measured("fp8", cases))
@@ -51,14 +50,15 @@ def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
 
 
 def test_warm_up_without_five_steps_has_nothing_to_compare_with(measured):
-    rows = measured("warmup", [warmup_process("forward", 0, {0: (10, 12), 2: (10, 12)})])
+    rows = measured("warmup", [warmup_process("forward", 0, {0: 12, 2: 12})])
     assert _empty("warmup_settings", rows).endswith("set warmup_steps to 5 and another number")
 
 
-def test_layers_that_failed_are_not_told_to_be_profiled(measured):
-    rows = measured("energy", _failed([({"name": "tiny", "look": "layers"}, [])], "no layers"))
-    assert "no layers" in _empty("operation_breakdown", rows)
-    rows = measured("energy", _failed([({"name": "tiny", "phase": "decode"}, [])], "no sensor"))
+def test_a_missing_profile_is_explained_by_the_failure_or_by_its_parameter(measured):
+    case = {"name": "tiny", "phase": "decode"}
+    rows = measured("energy", _failed([(case, [])], "no sensor"))
+    assert "no sensor" in _empty("operation_breakdown", rows)
+    rows = measured("energy", [(case, [ended(Status.OK, "")])])
     assert _empty("operation_breakdown", rows).endswith("set profiling to [deep]")
 
 

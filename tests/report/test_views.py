@@ -10,11 +10,12 @@ from tests.shown import CHARTS
 
 def test_a_step_is_drawn_in_per_cent_of_the_second_half_and_hollow_unless_it_is_steady(measured):
     needed = {"forward_backward": 2.0, "b": None, "c": 0.0}
-    cases = [warmup_process(name, 3, {0: (9, 9)}, steps) for name, steps in needed.items()]
+    cases = [warmup_process(name, 3, {0: 24, 2: 20}, steps) for name, steps in needed.items()]
     chart = CHARTS["warmup_curve"](measured("warmup", cases))
-    assert points(chart, "x", "y") == [*enumerate([300, 200, 100, 100], 1)] * 3
-    phases = [*["warm-up"] * 2, *["steady"] * 2, *["not settled"] * 4, *["steady"] * 4]
-    assert points(chart, "note", "sure") == [(phase, phase == "steady") for phase in phases]
+    shares = [180, 300, 150, 250, 100, 100, 100, 100]
+    assert points(chart, "x", "y") == [*enumerate(shares, 1)] * 3
+    sure = [*[False] * 2, *[True] * 6, *[False] * 8, *[True] * 8]
+    assert points(chart, "sure") == [(one,) for one in sure]
     assert points(chart, "panel", "series")[0] == ("forward + backward", "process 3")
 
 
@@ -23,10 +24,10 @@ def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_ar
     measured, count, middle, high
 ):
     processes = [
-        warmup_process("forward", at, {0: (10.0, 12.0 * ratio), 2: (10.0, 6.0), 5: (10.0, 12.0)})
+        warmup_process("forward", at, {0: 12.0 * ratio, 2: 6.0, 5: 12.0})
         for at, ratio in enumerate((2.5, 2.4, 2.6, 2.2, 2.9)[:count])
     ]
-    another_run = [warmup_process("forward", 1, {0: (10.0, 24.0), 5: (10.0, 12.0)})]
+    another_run = [warmup_process("forward", 1, {0: 24.0, 5: 12.0})]
     chart = CHARTS["warmup_settings"](measured("warmup", processes, another_run))
     ranges = [(middle, 120, high), (-50, -50, -50), (100, 100, 100)]
     assert points(chart, "x", "low", "high") == list(map(pytest.approx, ranges))

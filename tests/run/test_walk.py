@@ -67,7 +67,6 @@ energy:
   seq_lens: [16]
   new_tokens: 4
   window_s: 1.1
-  idle_s: 0.1
 fp8:
   presets: [gpt_125M]
   overrides: *tiny
@@ -80,7 +79,6 @@ fp8:
   num_layers: 1
   train_seq_len: 16
   train_batch_size: 2
-  numerics_steps: 2
 distributed:
   seq_lens: [64]
   prefill_seq_lens: [32]
@@ -134,7 +132,7 @@ WALK = {
     ],
     "warmup": [{"warmup_steps": [0, 2]}, OWN | {"directions": ["forward_backward"]}],
     "energy": [{}, OWN | {"phases": ["decode"], "profiling": ["deep"]}],
-    "fp8": [{}, OWN | {"precisions": ["bfloat16"], "parity_recipes": [], "numerics": []}],
+    "fp8": [{}, OWN | {"precisions": ["bfloat16"], "parity_recipes": []}],
     "distributed": [
         {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
         {"world_sizes": [2], "dtypes": OTHER_DTYPES},

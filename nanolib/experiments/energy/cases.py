@@ -3,11 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
-from torch import nn
+from pydantic import Field, model_validator
 
 from nanolib.experiments.energy.layer_profile import profile
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
@@ -17,12 +15,13 @@ from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
+from nanolib.meters.flops import count_flops
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Grid, Length, Preset
+from nanolib.run.params import Batch, Grid, Length, Preset
 
 # A recording must last this many times as long as the idle window and the measurement window
 # together, because nanolib also calls the model between and after these windows.
@@ -45,14 +44,11 @@ class Params(OwnModelParams):
         dtype: Dtype of the weights.
         phases: Phases to measure: `prefill`, `decode`, `training_step`.
         window_s: Length of a measurement window, s. A window needs ten updates of the sensor.
-        idle_s: Length of the idle window before each measurement window, s.
+        idle_s: Length of the idle window before each measurement window, at least 2 s.
         power_trace: CSV file of a power recording to replay, with the columns `t_s` (s) and
             `power_w` (W), or empty to use this machine's sensors.
         profiling: Profiling modes whose overhead is measured, or empty for none. The deepest
             mode profiles the layers.
-        detail_every_n_calls: Number of calls from one detailed call to the next. With 0, detailed
-            calls add about 0.5 % (`standard`) or 4 % (`deep`) to the time.
-        detail_every_n_layers: Number of layers from one detailed layer to the next.
     """
 
     NAME: ClassVar[str] = "energy"
@@ -81,41 +77,29 @@ class Params(OwnModelParams):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
     window_s: float = Field(1.2, gt=0, le=86_400)
-    idle_s: float = Field(1.5, ge=0.1, le=3600)
+    idle_s: float = Field(2.0, ge=2, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
-    detail_every_n_calls: int = Field(0, ge=0, le=4096)
-    detail_every_n_layers: Count = 1
-
-    @field_validator("power_trace")
-    @classmethod
-    def _from_any_folder(cls, value: str) -> str:
-        # A notebook's kernel runs in another folder, where a relative path is not valid.
-        return str(expanded(value).absolute()) if value else ""
 
     @model_validator(mode="after")
     def _trace_lasts(self) -> Self:
         if self.power_trace:
-            t_s, _ = read_trace(Path(self.power_trace))
+            t_s, _ = self.recording()
             needed = _TRACE_FACTOR * (self.idle_s + self.window_s)
             if t_s[-1] < needed:
                 raise ValueError(
-                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
+                    f"power_trace: {expanded(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
                     f"idle_s and window_s need {needed:g} s; use a longer recording, or reduce both"
                 )
         return self
 
-    @property
-    def reads(self) -> tuple[str, int]:
-        """Return the parameters that set the longest sequence, and the length of that sequence."""
-        field, longest = super().reads
-        if "decode" not in self.phases:
-            return field, longest
-        return "seq_lens and new_tokens", longest + self.new_tokens
+    def recording(self) -> tuple[list[float], list[float]]:
+        """Return the times and the power of the recording, in s and W."""
+        return read_trace(expanded(self.power_trace))
 
     def sources(self) -> list[ReplaySource] | None:
         """Return the recording as the source of power, or None for the sensors of this machine."""
-        return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
+        return [ReplaySource(*self.recording())] if self.power_trace else None
 
 
 @dataclass(frozen=True)
@@ -151,15 +135,20 @@ class EnergyCase(ModelWorkCase):
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the weights, and the FLOPs, the bytes and the tokens of one call."""
-        return self._counted_as.formulas() | {"tokens": self.tokens}
+        """Return the number of weights, and the FLOPs, the bytes and the tokens of one call.
 
-    @property
-    def _counted_as(self) -> ModelCase:
-        return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
+        No formula counts the work of a prefill, which computes the logits of the last position.
+        """
+        predicted = self.model_case.formulas() | {"tokens": self.tokens}
+        if self.phase == "prefill":
+            predicted = {name: predicted[name] for name in predicted.keys() - {"flops", "bytes"}}
+        return predicted
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measuring:
-        """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
+        """Measure energy, power and time, and profile the layers.
+
+        Without a sensor, energy is a labeled estimate.
+        """
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, random_ids(self, params.seed))
         call = step
@@ -170,11 +159,14 @@ class EnergyCase(ModelWorkCase):
         for _ in range(2):
             call()
         trace(Workload(self.phase, call, tuple), self, params)
-        yield from self._rows(params, built, call)
+        yield from self._energy_rows(params, call)
+        if params.profiling:
+            yield from profile(self.phase, built, call, params)
 
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measuring:
+    def _energy_rows(self, params: Params, call: Callable[[], object]) -> Measuring:
         """Yield FLOPs, time per call, and energy and power from each source."""
-        yield exact("flops", int(self._counted_as.counted(run=True).flops), scope=self.phase)
+        counted = count_flops(call)
+        yield exact("flops", counted.kept, method="kept", message=counted.message, scope=self.phase)
         meter = EnergyMeter(params.sources(), device=self.device)
         yield meter.trace
         with meter:
@@ -196,41 +188,13 @@ class EnergyCase(ModelWorkCase):
         yield from rows
 
 
-@dataclass(frozen=True)
-class ProfileCase(EnergyCase):
-    """Case that profiles the work of an energy case layer by layer."""
-
-    look: Literal["layers"] = "layers"
-    detail_every_n_calls: int = 0
-    detail_every_n_layers: int = 1
-
-    def __str__(self) -> str:
-        """Return the name of the energy case, followed by `layers`."""
-        return f"{super().__str__()} layers"
-
-    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return no prediction, because the energy case predicts the same work."""
-        return {}
-
-    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measuring:
-        """Yield the time and energy of each layer, and the overhead of each profiling mode."""
-        often = {"every_nth_layer": self.detail_every_n_layers}
-        if self.detail_every_n_calls:
-            often["every_kth_token"] = self.detail_every_n_calls
-        modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
-        yield from profile(self.phase, built, call, modes, params)
-
-
 def cases(params: Params) -> list[Case]:
-    """List the energy cases and the layer cases of each phase, model and length."""
+    """List the cases of each phase, model and length."""
     device = resolve_device(params.device)
     work = (params.batch_size, params.new_tokens, params.dtype)
-    shapes = [
-        (device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
+    return [
+        EnergyCase(device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
         for preset, overrides in params.models()
         for seq_len in params.seq_lens
         for phase in params.phases
     ]
-    often = (params.detail_every_n_calls, params.detail_every_n_layers)
-    looked = [ProfileCase(*shape, "layers", *often) for shape in shapes] if params.profiling else []
-    return [*(EnergyCase(*shape) for shape in shapes), *looked]

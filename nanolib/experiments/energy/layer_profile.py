@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from nanolib.measurement import BadInput, Measurement, Measurements, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
 from nanolib.meters.layers.overhead import DETAIL_SHARES, measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import STATISTICS, ModuleTime, ProfilingConfig
+from nanolib.meters.layers.recording import MODES, ModuleTime
 from nanolib.meters.time.clock import synchronizer
 from nanolib.meters.time.sampler import interval_of
 from nanolib.run.case import Measuring
@@ -21,13 +20,7 @@ from nanolib.run.case import Measuring
 _MIN_CALLS = 12
 
 
-def profile(
-    phase: str,
-    model: nn.Module,
-    call: Callable[[], object],
-    modes: dict[str, ProfilingConfig],
-    params: Any,
-) -> Measuring:
+def profile(phase: str, model: nn.Module, call: Callable[[], object], params: Any) -> Measuring:
     """Measure the overhead of each profiling mode, and then profile calls in a window.
 
     The overhead of the deepest mode decides how often the window records a call in detail. The
@@ -37,8 +30,8 @@ def profile(
         phase: Phase of the model, and first word of the scope of each row.
         model: Model to profile.
         call: Function that calls the model once.
-        modes: Profiling modes. The last mode is the deepest and profiles the layers.
-        params: Parameters of the energy notebook.
+        params: Parameters of the energy notebook. The deepest mode in `profiling` profiles the
+            layers.
 
     Yields:
         An `overhead` row per mode, and a row that compares the baseline with itself. The trace of
@@ -46,10 +39,10 @@ def profile(
         operations and statistics in the details. A `layer_energy` row per layer and source (J per
         call), from the layer's share of the time.
     """
+    modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
     *_, config = modes.values()
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-    shares = {} if params.detail_every_n_calls else DETAIL_SHARES
-    rows = [*measure_overhead(model, call, modes, shares, scope=phase, **limits)]
+    rows = [*measure_overhead(model, call, modes, DETAIL_SHARES, scope=phase, **limits)]
     yield from rows
     if config.has_details:
         config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
@@ -69,45 +62,21 @@ def profile(
             ns = round(1e9 * (time.monotonic() - begin))
             meter.trace.rows["tokens"].append((meter.trace.at_us(begin), ns))
             calls += 1
-    found = profiler.results()
-    runs = len(found[0].calls_ms)  # The first result is the model itself.
-    layers = [
-        replace(layer, calls_ms=_times_per_call(layer.calls_ms, runs))
-        for layer in found
-        if layer.inside == "" and layer.calls_ms
-    ]
-    whole = sum(statistics.median(layer.calls_ms) for layer in layers)
+    layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
+    whole = sum(sum(layer.calls_ms) for layer in layers)
     for layer in layers:
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
 
 
-def _times_per_call(calls_ms: list[float], runs: int) -> list[float]:
-    """Return the time of a layer in each call of the model, ms.
-
-    A call may run a layer several times. If only some calls run the layer, each call has the mean.
-    """
-    if len(calls_ms) % runs:
-        return [sum(calls_ms) / runs] * runs
-    return [sum(part) for part in np.split(np.asarray(calls_ms), runs)]
-
-
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
-    median = statistics.median(layer.calls_ms)
-    details = {"layer": layer.name, "kind": layer.kind, "share": median / whole_ms}
-    means = {name: statistics.fmean(values) for name, values in layer.values.items()}
-    if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
-        details["activations"] = activations
+    details = {"layer": layer.name, "share": sum(layer.calls_ms) / whole_ms}
     if layer.passes:
         # The rest of the call is the time between operations.
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
-        between = max(0.0, median - sum(middle.operations.values()))
-        details |= {
-            "operations_ms": middle.operations | {"between": between},
-            "deep_passes": len(layer.passes),
-            "deep": means,
-        }
+        between = statistics.median(layer.calls_ms) - sum(middle.operations.values())
+        details["operations_ms"] = middle.operations | {"between": max(0.0, between)}
     low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
     return Measurement(
         "layer_time",

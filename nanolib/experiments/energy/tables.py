@@ -25,7 +25,6 @@ _ENERGY = (
     Column("energy_per_token", "J per token [range]", "energy_per_token"),
     Column("energy", "Window, J [range]", "energy"),
     Column("net", "", "net_energy"),
-    Column("energy_delay", "", "energy_delay"),
     Column("tokens_per_second", "Tokens/s"),
     Column("state", "Provenance"),
 )
@@ -58,8 +57,6 @@ _PART_OF = {operation: part for part, names in PARTS.items() for operation in na
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a line per phase, shape and source. `net` is the energy above idle."""
     rows = of_experiment(rows, "energy")
-    if "factor.look" in rows:  # Other tables show the rows of profiling.
-        rows = rows[rows["factor.look"].isna()]
     table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
     if table.empty:
         return table

@@ -18,7 +18,6 @@ from nanolib.report.overview import (
     join_words,
     of_experiment,
     pick,
-    rows_with_factor,
     why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
@@ -99,9 +98,8 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     """Draw the operations of all layers as shares of a call, with one bar per phase."""
     data = operation_table(rows)
     if data.empty:
-        cases = rows_with_factor(rows, "energy", "look")
         lacking = "no layer was profiled; set profiling to [deep]"
-        return empty_chart("Time by operation", why_empty(cases, "energy", lacking))
+        return empty_chart("Time by operation", why_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
     data = data.assign(**links(data))
     total = data.groupby(["case", "link_run", "link_n", "part"], sort=False)["ms"].sum()
@@ -112,7 +110,10 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
         total.drop(columns="ms").loc[order.sort_values(kind="stable").index],
         f"Time by operation{only}",
         "bars",
-        subtitle=["Gaps: Python, kernel launches and freeing memory."],
+        subtitle=[
+            "A training step's bar shows only the forward pass.",
+            "Gaps: Python, kernel launches and freeing memory.",
+        ],
         unit="Share of a call",
         fmt=".0%",
     )
@@ -148,11 +149,10 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
     if provenance == Provenance.ESTIMATED:
         source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
-        scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
-        low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
-        energy = Estimate(low, value, high).text(f" {unit}") + f" at {row['power']:.0f} W"
+        energy = Estimate.of(row, "energy_per_token").text(" J") + f" at {row['power']:.0f} W"
         if provenance == Provenance.ESTIMATED:
-            energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
+            ends = (row["energy_per_token_low"], row["energy_per_token_high"])
+            energy = " to ".join(format_number(end, *ends) for end in ends) + " J"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
@@ -166,12 +166,7 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
     names = join_words(f"{_SPOKEN.get(name, name)} ({share:.0%})" for name, share in most.items())
-    gaps = shares.get("between", 0)
-    evidence = "faster kernels can shorten less than half of the time" if gaps > 0.5 else ""
-    next_step = "increase batch_size to reduce the share of gaps" if gaps > 0.2 else ""
-    # In a training step, only the forward pass is profiled.
-    what = "forward pass" if case.startswith("training step") else "time"
-    return Finding(f"Most of the {what} is spent in {names}", evidence, next_step, case)
+    return Finding(f"Most of the forward pass is spent in {names}", about=case)
 
 
 def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:

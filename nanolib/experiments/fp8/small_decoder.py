@@ -7,10 +7,12 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanolib.config import NanoConfig
@@ -22,52 +24,23 @@ from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Dtype of the matrix products of each recipe. Recipes that are not in this table use bf16.
-_TYPES = {
-    BASE: torch.bfloat16,
-    AGAIN: torch.bfloat16,
-    "float32": torch.float32,
-    "float16": torch.float16,
-}
-TRAINED = (AGAIN, "float32", "float16", *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
-TENTHS = 10
+TRAINED = (AGAIN, *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
+_TENTHS = 10
 _RATE = 1e-3
-
-
-class SmallDecoderCase(Case):
-    """Case that trains the small decoder."""
-
-    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
-
-    @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of the decoder."""
-        return small_decoder(self.d_model, self.num_layers, self.seq_len)
-
-    def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
-        """Draw the batches of the training run, in order.
-
-        Args:
-            corpus: Text file or folder, or empty for the standard library's sources.
-            seed: Seed of the random positions in the text.
-
-        Yields:
-            Token ids, int64, shape [batch_size, seq_len + 1], on the case's device.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        shape = (self.steps, self.batch_size, self.seq_len + 1)
-        return text.batches(text.load(corpus), *shape, generator, self.device)
+_EXACT_DB = 200.0  # Signal-to-noise ratio of a product without an error, dB.
 
 
 @dataclass(frozen=True)
-class ParityCase(SmallDecoderCase):
-    """Case that compares one recipe with bf16 over several seeds.
+class ParityCase(Case):
+    """Case that trains a small decoder, and compares one recipe with bf16 over several seeds.
 
     Attributes:
-        recipe: Dtype, FP8 recipe, known-bad control, or `bf16_again`. The initial weights of
-            `bf16_again` differ in the last bit from those of bf16.
+        recipe: FP8 recipe, known-bad control, or `bf16_again`. The initial weights of `bf16_again`
+            differ in the last bit from those of bf16.
         margin: Largest difference that counts as equivalent, as a share of the loss.
     """
+
+    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
     recipe: str
     seeds: int
@@ -78,11 +51,21 @@ class ParityCase(SmallDecoderCase):
     d_model: int
     num_layers: int
     margin: float
-    keep: tuple[str, ...]
 
     def __str__(self) -> str:
         """Return the recipe, seeds and steps."""
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+
+    @property
+    def config(self) -> NanoConfig:
+        """Return the configuration of the decoder, which reads bytes."""
+        return NanoConfig(
+            vocab_size=text.VOCAB_SIZE,
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=max(1, self.d_model // 32),
+            context_length=self.seq_len,
+        )
 
     @property
     def on_cpu(self) -> bool:
@@ -90,11 +73,16 @@ class ParityCase(SmallDecoderCase):
         return torch.device(self.device).type == "cpu"
 
     @property
+    def casts(self) -> str:
+        """Return the name of the casts in `nanolib.models.fp8`, or an empty string for bf16."""
+        return "" if self.recipe in (BASE, AGAIN) else self.recipe.removeprefix("fp8_")
+
+    @property
     def emulated(self) -> bool:
-        """Return whether nanolib emulates the matrix products, as for controls and FP8 on a CPU."""
-        if self.recipe in _TYPES:
-            return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
-        return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
+        """Return whether nanolib emulates the matrix products, as for controls and on a CPU."""
+        if not self.casts:
+            return self.on_cpu
+        return bool(fp8.native(self.device)) or self.casts in fp8.CONTROLS
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from bf16 over the last tenth of the run.
@@ -106,20 +94,24 @@ class ParityCase(SmallDecoderCase):
         Yields:
             Rows of `loss_difference_from_bf16` (nats per byte) with the verdict in the details, and
             `loss` of the recipe and of bf16. If a loss is not finite, the verdict is `worse`, and
-            the row has no number.
+            the row has no number. For casts, rows of `sqnr` (dB) with the scope `LAYER PRODUCT`.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
+        bf16 = replace(self, recipe=BASE)
         base, recipe = (
-            [_last_loss(case, seed, params.corpus) for seed in seeds]
-            for case in (replace(self, recipe=BASE), self)
+            [_last_loss(case, seed, params.corpus) for seed in seeds] for case in (bf16, self)
         )
-        metric, details = "loss_difference_from_bf16", {"control": self.recipe in fp8.CONTROLS}
-        common = {"provenance": Provenance.EMULATED if self.emulated else Provenance.MEASURED}
+        provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
+        metric, common = "loss_difference_from_bf16", {"provenance": provenance}
+        details = {"control": self.recipe in fp8.CONTROLS, "provenance": provenance}
         yield over_seeds("loss", base, BASE, **common)
+        if self.casts:
+            for layer, operands in _operands(bf16, params.corpus).items():
+                yield from _error_rows(layer, self.casts, **operands)
         common["scope"] = self.recipe
         if lost := sum(not math.isfinite(loss) for loss in recipe):
             message = f"the loss became infinite or NaN in {lost} of {self.seeds} seeds"
-            details["verdict"] = "worse"
+            details |= {"verdict": "worse", "not_finite": message}
             yield Measurement(metric, message=message, details=details, **common)
             return
         yield over_seeds("loss", recipe, **common)
@@ -127,18 +119,6 @@ class ParityCase(SmallDecoderCase):
         margin = self.margin * fmean(base)
         details |= {"margin_nats": margin, "verdict": parity_verdict(differences, margin)}
         yield over_seeds(metric, differences, paired=True, details=details, **common)
-
-
-def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
-    """Return the configuration of the small decoder, which reads bytes."""
-    heads = max(1, d_model // 32)
-    return NanoConfig(
-        vocab_size=text.VOCAB_SIZE,
-        d_model=d_model,
-        num_layers=num_layers,
-        num_heads=heads,
-        context_length=seq_len,
-    )
 
 
 def parity_verdict(differences: list[float], margin: float) -> str:
@@ -167,17 +147,32 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
 
     nanolib caches the result, because all recipes are compared with the same bf16 runs.
     """
-    dtype = _TYPES.get(case.recipe, torch.bfloat16)
-    cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
-    warm = max(1, case.steps // TENTHS)
+    _, losses = _train(case, seed, corpus)
+    return float(losses.double().cpu().tensor_split(_TENTHS)[-1].mean())
+
+
+def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]:
+    """Train a decoder, and return the decoder and its loss before each step."""
+    warm = max(1, case.steps // _TENTHS)
 
     def rate(step: int) -> float:
         """Return the learning rate of a step."""
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
-    how = {"autocast": dtype if cast else None, "clip": 1.0}
-    losses = train(_model(case, seed), case.batches(corpus, seed), rate, **how)
-    return float(losses.double().cpu().tensor_split(TENTHS)[-1].mean())
+    model, batches = _model(case, seed), _batches(case, seed, corpus)
+    return model, train(model, batches, rate, autocast=_autocast(case), clip=1.0)
+
+
+def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
+    """Draw the batches of a training run in order, each int64, shape [batch_size, seq_len + 1]."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (case.steps, case.batch_size, case.seq_len + 1)
+    return text.batches(text.load(corpus), *shape, generator, case.device)
+
+
+def _autocast(case: ParityCase) -> torch.dtype | None:
+    """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
+    return None if case.on_cpu else torch.bfloat16
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -186,89 +181,25 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
-    if case.recipe not in _TYPES or case.emulated:
-        recipe = fp8.BF16 if case.recipe in (BASE, AGAIN) else case.recipe.removeprefix("fp8_")
-        how = {"excluded_modules": case.keep, "emulate": case.emulated, "rounded": case.on_cpu}
-        fp8.convert(model, recipe, **how)
+    if case.casts or case.emulated:
+        casts = case.casts or fp8.BF16
+        fp8.convert(model, casts, emulate=case.emulated, rounded=case.on_cpu)
     return model
 
 
-VARIANTS = {
-    f"{format} per {granularity}": fp8.Cast(format, granularity)
-    for format in fp8.FORMATS
-    for granularity in ("tensor", "row")
-}
+@functools.lru_cache(maxsize=1)
+def _operands(case: ParityCase, corpus: str) -> dict[str, dict[str, Tensor]]:
+    """Train a decoder in bf16, and return the operands of its linear layers in one more step.
 
-
-@dataclass(frozen=True)
-class NumericsCase(SmallDecoderCase):
-    """Case that casts the operands of a trained small decoder, and measures the errors.
-
-    Attributes:
-        variant: Name of the cast to measure, a key of `VARIANTS`.
-        steps: Number of training steps in bf16.
+    The result excludes the head. nanolib caches the result, because all recipes use it.
     """
-
-    variant: str
-    steps: int
-    seq_len: int
-    batch_size: int
-    d_model: int
-    num_layers: int
-    seed: int
-
-    def __str__(self) -> str:
-        """Return the name of the cast."""
-        return f"numerics {self.variant}"
-
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the error of each product, and the underflow and overflow of each operand.
-
-        Yields:
-            Rows of `relative_error` and `sqnr` (dB) with the scope `LAYER PRODUCT`, and `underflow`
-            and `overflow` with the scope `LAYER OPERAND`.
-        """
-        for name, seen in _trained(replace(self, variant=""), params.corpus).items():
-            yield from _error_rows(name, seen, VARIANTS[self.variant])
-
-
-def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
-    x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    products = {
-        "output": (x, weight.t()),
-        "input_gradient": (gradient, weight),
-        "weight_gradient": (gradient.t(), x),
-    }
-    for product, (a, b) in products.items():
-        # The product sums over the last dimension of `a` and the first dimension of `b`.
-        rounded = fp8.round_trip(a, cast, -1) @ fp8.round_trip(b, cast, 0)
-        error = relative_error(rounded, a @ b)
-        common = {"scope": f"{name} {product}", "method": "emulated product against float32"}
-        yield _emulated("relative_error", error, **common)
-        yield _emulated("sqnr", -20 * math.log10(error) if error else 200.0, **common)
-    for operand, values in seen.items():
-        underflow, overflow = fp8.lost_shares(values, cast)
-        common = {"scope": f"{name} {operand}", "method": "counted"}
-        yield _emulated("underflow", underflow, **common)
-        yield _emulated("overflow", overflow, **common)
-
-
-_emulated = functools.partial(exact, provenance=Provenance.EMULATED)
-
-
-@functools.lru_cache(maxsize=4)
-def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
-    """Train a decoder in bf16 and return the operands of its linear layers at the last step.
-
-    The result excludes the head. nanolib caches the result, because all variants use it.
-    """
-    model = create_model(case.config, case.device, seed=case.seed)
-    seen = {}
-    for name, layer in fp8.linear_layers(model).items():
-        if name != "head":
-            seen[name] = {}
-            layer.register_forward_hook(functools.partial(_note_operands, seen[name]))
-    train(model, case.batches(corpus, case.seed), 1e-3, autocast=torch.bfloat16)
+    model, _ = _train(case, case.first_seed, corpus)
+    seen = {name: {} for name in fp8.chosen_layers(model)}
+    for name, operands in seen.items():
+        hook = functools.partial(_note_operands, operands)
+        model.get_submodule(name).register_forward_hook(hook)
+    batch = islice(_batches(case, case.first_seed, corpus), 1)
+    train(model, batch, 0.0, autocast=_autocast(case))
     return seen
 
 
@@ -280,5 +211,21 @@ def _note_operands(
     def rows(x: Tensor) -> Tensor:
         return x.detach().flatten(0, -2).float()
 
-    seen |= {"input": rows(args[0]), "weight": rows(layer.weight)}
+    seen |= {"x": rows(args[0]), "weight": rows(layer.weight)}
     out.register_hook(lambda gradient: seen.update(gradient=rows(gradient)))
+
+
+def _error_rows(
+    layer: str, casts: str, x: Tensor, weight: Tensor, gradient: Tensor
+) -> Measurements:
+    """Yield the signal-to-noise ratio of a layer's three products, dB, against float32."""
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    recipe = fp8.recipe_of(casts)
+    outs = fp8.EmulatedProduct.apply(x, weight, recipe), F.linear(x, weight)
+    cast, full = ([out.detach(), *torch.autograd.grad(out, (x, weight), gradient)] for out in outs)
+    products = ("output", "input_gradient", "weight_gradient")
+    for product, found, expected in zip(products, cast, full, strict=True):
+        error = relative_error(found, expected)
+        ratio = -20 * math.log10(error) if error else _EXACT_DB
+        common = {"provenance": Provenance.EMULATED, "method": "emulated product against float32"}
+        yield exact("sqnr", ratio, scope=f"{layer} {product}", **common)

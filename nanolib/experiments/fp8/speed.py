@@ -1,16 +1,15 @@
 """Measure forward passes and training steps of models in FP8 and other precisions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.look import random_ids
-from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
-from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
 from nanolib.models.user import logits_of
 from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
@@ -117,7 +116,9 @@ class SpeedCase(ModelWorkCase):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
-        yield from self._memory(model, work, step.kinds().get(MemoryKind.STATES, []))
+        for row in case._memory_rows(step):
+            # The plan excludes the memory of casts, so it is no prediction for FP8.
+            yield replace(row, predicted=None) if self.recipe else row
 
     def converted_share(
         self, model: nn.Module, rows: Mapping[str, int] | None = None
@@ -128,37 +129,20 @@ class SpeedCase(ModelWorkCase):
             model: Converted model.
             rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
         """
-        layers = fp8.audit(model)
+        audit, layers = fp8.audit(model), fp8.linear_layers(model)
         forward = replace(self.model_case, mode="inference").counted().flops
         tokens = self.batch_size * self.seq_len
         flops = {
-            layer.name: layer.flops * (tokens if rows is None else rows[layer.name])
-            for layer in layers
-            if layer.converted
+            name: 2 * layer.weight.numel() * (tokens if rows is None else rows[name])
+            for name, layer in layers.items()
+            if audit[name]
         }
         share = sum(flops.values()) / forward
-        kept = [layer.name for layer in layers if not flops.get(layer.name)]
-        details = {"kept": kept, "amdahl_bound": fp8.amdahl_bound(share)}
+        # Eight bits at most halve the time of the converted share.
+        bound = 1 / (1 - share / 2)
+        kept = [name for name in layers if not flops.get(name)]
+        details = {"kept": kept, "amdahl_bound": bound}
         return exact("converted_share", share, method="audit", details=details)
-
-    def _memory(self, model: nn.Module, work: Workload, states: Iterable[Tensor]) -> Measurements:
-        """Measure the peak memory: weights, gradients, optimizer states and activations."""
-        if self.compiled and not self.device.startswith("cuda"):
-            return  # The counter on a CPU misses memory of compiled kernels.
-        weights = [*model.parameters()]
-        trained = weights if self.mode == "training_step" else []
-        tensors = {
-            "weights": weights,
-            "gradients": [weight for weight in trained if weight.requires_grad],
-            "optimizer": states,
-        }
-        parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
-        with peak_memory(self.device, *work.existing()) as peak:
-            work.call()
-        yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
-        parts["activations"] = max(0, peak.own - sum(parts.values()))
-        for name, size in parts.items():
-            yield exact("memory_part", size / MIB, scope=name, method=peak.method)
 
 
 def product_of(precision: str) -> str:

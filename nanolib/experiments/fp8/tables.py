@@ -1,10 +1,9 @@
-"""Build the tables of the FP8 notebook: speed and memory, loss, and rounding errors."""
+"""Build the tables of the FP8 notebook: speed and memory, and loss next to rounding errors."""
 
 import pandas as pd
 
-from nanolib.measurement import LEARNING_STEPS
+from nanolib.measurement import LEARNING_STEPS, MemoryKind
 from nanolib.report.overview import pick, table_of
-from nanolib.report.plot import links
 from nanolib.report.tables import (
     CASE,
     Column,
@@ -25,10 +24,11 @@ _SPEED = (
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
     Column("mfu", "Share of the peak rate", "mfu"),
-    Column("weights", "Weights, MiB", "memory_part", "weights"),
-    Column("gradients", "", "memory_part", "gradients"),
-    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
-    Column("activations", "Activations, MiB", "memory_part", "activations"),
+    Column("weights", "Weights, MiB", "memory_part", MemoryKind.WEIGHTS),
+    Column("optimizer", "Optimizer, MiB", "memory_part", MemoryKind.STATES),
+    Column("saved", "", "memory_part", MemoryKind.SAVED),
+    Column("temporaries", "", "memory_part", MemoryKind.TEMPORARIES),
+    Column("activations", "Activations, MiB"),
     Column("state", "State"),
 )
 SPEED_COLUMNS = titles(_SPEED)
@@ -38,10 +38,12 @@ _PARITY = (
     Column("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
     Column("margin_nats", "Margin, nats/byte", _PARITY_METRIC, detail="margin_nats"),
     Column("control", "", _PARITY_METRIC, detail="control"),
+    Column("not_finite", "", _PARITY_METRIC, detail="not_finite"),
     Column("loss", "Loss, nats/byte [95 %]", "loss"),
+    Column("sqnr", "Signal-to-noise, dB"),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
-    Column("provenance", "Products"),
+    Column("provenance", "Products", _PARITY_METRIC, detail="provenance"),
     Column("state", "State"),
 )
 PARITY_COLUMNS = titles(_PARITY)
@@ -49,35 +51,30 @@ PARITY_COLUMNS = titles(_PARITY)
 
 @table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of models by precision and mode. `bound` is the largest possible speed-up."""
+    """Return a table of models by precision and mode. `bound` is the largest possible speed-up.
+
+    The memory columns are parts of the peak. `activations` are saved activations and temporaries.
+    """
+    rows = rows.assign(scope=rows["scope"].str.split(": ").str[-1])
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
-    table = table.assign(what=model + compiled)
+    activations = table[["saved", "temporaries"]].sum(axis=1, min_count=1)
+    table = table.assign(what=model + compiled, activations=activations)
     return with_state(with_speed_ups(table, rows, table["mode"]))
 
 
 @table_of("fp8", "recipe")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the trained recipes. `not_finite` is the reason for a missing loss."""
+    """Return a table of the trained recipes. `not_finite` is the reason for a missing loss.
+
+    `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
+    """
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
-    pairs = rows[rows["metric"] == _PARITY_METRIC].rename(columns={"message": "not_finite"})
-    pairs = pairs[[*CASE, "provenance", "not_finite"]]
-    table = table.merge(pairs, on=list(CASE), how="left").fillna({"not_finite": ""})
+    medians = pick(rows, "sqnr").groupby(list(CASE))["estimate"].median()
+    table = table.join(medians.rename("sqnr"), on=list(CASE))
     smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
     return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
-
-
-@table_of("fp8", "variant")
-def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of casts by layer and product. `sqnr` is the signal-to-noise ratio in dB."""
-    found = pick(rows, "sqnr")
-    if found.empty:
-        return pd.DataFrame()
-    columns = {"factor.variant": "variant", "estimate": "sqnr"}
-    table = found.rename(columns=columns)[[*columns.values()]]
-    note = found["scope"].str.replace(" ", ", ").str.replace("_", " ")
-    return table.assign(note=note, **links(found))

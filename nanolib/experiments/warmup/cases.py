@@ -1,38 +1,36 @@
 """Define the parameters and the cases of the warm-up notebook.
 
-Each case is a fresh process that times all steps from the first step on. The same process measures
-the latency after each number of warm-up steps.
+Each case is a fresh process that times all steps from the first step on. The table computes the
+mean after each number of warm-up steps from these times.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.cases import OwnModelParams
+from nanolib.experiments.model.case import ModelCase, ModelWorkCase
+from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import random_ids
-from nanolib.measurement import Flag, Measurement, Measurements
+from nanolib.measurement import Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
-from nanolib.models import create_model
-from nanolib.models.training import next_token_loss
-from nanolib.models.user import build_model, logits_of, missing, runs_code
+from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
-from nanolib.stats.steady import steady_state, warm_up
+from nanolib.stats.steady import warm_up
 
 
 class Params(OwnModelParams):
     """Parameters of the warm-up notebook.
 
     Attributes:
-        preset: A name in `nanolib.PRESETS`.
+        presets: One name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         model: Your own model instead of the preset, as `package.module:build` or
             `hf:LlamaForCausalLM` (extra `hf`).
@@ -49,7 +47,7 @@ class Params(OwnModelParams):
 
     NAME: ClassVar[str] = "warmup"
     MAIN: ClassVar = (
-        "preset",
+        "presets",
         "model",
         "model_options",
         "overrides",
@@ -64,7 +62,7 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    preset: Preset = "decoder_nano"
+    presets: list[Preset] = Field(["decoder_nano"], min_length=1, max_length=1)
     seq_len: Length = 64
     batch_size: Batch = 1
     warmup_steps: Grid[Annotated[int, Field(ge=0, le=1_000_000)]] = Field([0, 5])
@@ -76,18 +74,14 @@ class Params(OwnModelParams):
     )
     isolation: Literal["process"] = "process"
 
-    @property
-    def presets(self) -> list[str]:
-        """Return the preset as a list of one name."""
-        return [self.preset]
-
 
 @dataclass(frozen=True)
-class WarmupCase(Case):
+class WarmupCase(ModelWorkCase):
     """Case that runs in a fresh process and times all steps from the first step on."""
 
     supports_ab: ClassVar[bool] = False  # `nano ab` needs rounds, and this case has none.
 
+    name: str
     preset: str
     overrides: dict[str, Any]
     seq_len: int
@@ -103,17 +97,24 @@ class WarmupCase(Case):
         """Number of steps for both the curve and the measurement after the longest warm-up."""
         return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
-    def __str__(self) -> str:
-        return f"{self.direction} process {self.process}"
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the weights. For a preset, `overrides` may set the dtype."""
+        return "float32" if self.attention == "own" else self.overrides.get("dtype", "float32")
 
     @property
-    def runs_code(self) -> bool:
-        """Whether the model is a function of the user."""
-        return self.preset not in PRESETS and runs_code(self.preset)
+    def model_case(self) -> ModelCase:
+        """Return the case of the model notebook whose step is timed."""
+        return ModelCase(*self.shape, "inference" if self.direction == "forward" else "training")
+
+    def __str__(self) -> str:
+        """Return the direction and the number of the process."""
+        return f"{self.direction} process {self.process}"
 
     def unsupported(self) -> str:
-        """Return why the model of the user cannot be found, or an empty string."""
-        return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
+        """Return why the user's model cannot be found, without planning."""
+        is_known = self.attention != "own" or self.runs_code
+        return "" if is_known else missing(self.preset)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return only the number of steps, because no formula predicts the time of cold steps."""
@@ -124,46 +125,30 @@ class WarmupCase(Case):
         return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
-        """Measure step times, the length of the warm-up, and the latency after `warmup_steps`."""
-        if self.preset in PRESETS:
-            config = NanoConfig.from_preset(self.preset, **self.overrides)
-            model = create_model(config, self.device, seed=params.seed)
-        else:
-            model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
-        call = logits_of(model)
-        ids = random_ids(self, params.seed)
-
-        def forward() -> None:
-            with torch.inference_mode():
-                call(ids[:, :-1])
+        """Measure the time of each step from the first step on, and the length of the warm-up."""
+        model = self.model_case.build(params.seed)
+        step = self.model_case.step(model, random_ids(self, params.seed))
 
         def forward_backward() -> None:
-            next_token_loss(call, ids).backward()
+            step.forward()
+            step.backward()
             model.zero_grad()
 
-        step = forward if self.direction == "forward" else forward_backward
+        call = step if self.direction == "forward" else forward_backward
         clock = clock_for(self.device)
-        samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(self.timed_steps)]
-        trace(Workload(self.direction, step, tuple), self, params)
-        how = {"method": clock.method, "details": {"threads": torch.get_num_threads()}}
-        curve = samples[: self.curve_steps]
-        yield summarize(curve, scope=self.direction, **how)
-        yield _count_warmup(curve, self.direction)
-        # The steady state of an empty series discards no samples.
-        how["steady"] = steady_state([])
-        for count in self.warmup_steps:
-            counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            row = summarize(counted, scope=scope, **how)
-            # LOW_SAMPLE_COUNT advises a larger budget_s, but `steps` sets the number of samples.
-            flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
-            yield replace(row, flags=flags, message="no samples are discarded")
+        samples = [clock.time_block([call], 1, 1)[0][0] for _ in range(self.timed_steps)]
+        trace(Workload(self.direction, call, tuple), self, params)
+        details = {"threads": torch.get_num_threads()}
+        yield summarize(samples, scope=self.direction, method=clock.method, details=details)
+        yield _count_warmup(samples[: self.curve_steps], self.direction)
 
 
 def cases(params: Params) -> list[Case]:
     """List one case per direction and process, in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = params.models()
-    shape = (device, preset, overrides, params.seq_len, params.batch_size)
+    model = (device, model_name(preset, overrides), preset, overrides)
+    shape = (*model, params.seq_len, params.batch_size)
     asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
     found = [
         WarmupCase(*shape, direction, process, *asked)

@@ -1,9 +1,11 @@
 """Draw the charts and build the table and the findings of the warm-up notebook."""
 
+import math
 from typing import Any
 
 import pandas as pd
 
+from nanolib.measurement import Flag
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
     explain_missing,
@@ -17,8 +19,6 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     ONE,
-    Column,
-    add_metric_columns,
     case_rows,
     drop_missing,
     joined,
@@ -29,20 +29,13 @@ from nanolib.stats.steady import MOVED
 
 _FEWEST = 5  # A range over fewer processes is not reliable.
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
-# The curve table has a line per step. These are the names of the columns in that table.
-_CURVE = {
-    "scope": "direction",
-    "factor.process": "process",
-    "factor.seq_len": "seq_len",
-    "samples": "ms",
-}
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-_OF_PROCESS = (
-    Column("mean", metric="latency", detail="mean"),
-    Column("sd", metric="latency", detail="sd"),
-    Column("cv", metric="latency", detail="cv"),
-    Column("median", metric="latency"),
-)
+
+
+@table_of("warmup", "process")
+def _curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose samples are the times of all steps of a process."""
+    return pick(rows, "latency")
 
 
 @table_of("warmup", "process")
@@ -52,17 +45,25 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     `mean`, `sd`, `cv` and `median` are medians over the fresh processes, in ms except `cv`.
     `difference` is the ratio of the mean to the mean after five warm-up steps of the same process,
     minus 1. Columns that end with `_low` and `_high` contain the range over the processes.
+
+    Args:
+        rows: Measurements with samples.
     """
-    table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
+    table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "steps", "process"], "process")
+    curves = _curves(rows)[[*CASE, "samples", "flags"]]
+    table = table.merge(curves, on=list(CASE), how="left")
     table = table.explode("warmup_steps", ignore_index=True)
-    table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
-    table = add_metric_columns(table, rows, _OF_PROCESS, [*CASE, "scope"])
-    table = table.astype(dict.fromkeys(("mean", "sd", "cv"), float))
+    measured = [_measured_steps(line) for line in table.itertuples()]
+    table = table.assign(
+        mean=[steps.mean() for steps in measured],
+        sd=[steps.std() for steps in measured],
+        median=[steps.median() for steps in measured],
+        busy=table["flags"].astype(str).str.contains(Flag.BUSY_MACHINE),
+    )
     reference = table["mean"].where(table["warmup_steps"] == _REFERENCE)
     of_process = reference.groupby([table["run_id"], table["case_id"]]).transform("max")
-    table = table.assign(
-        difference=table["mean"] / of_process - 1, busy=table["median_busy"].eq(True)
-    )
+    table["difference"] = table["mean"] / of_process - 1
+    table["cv"] = table["sd"] / table["mean"]
     settings = table.groupby(_SETTING, sort=False)
     ranged = settings[["mean", "median", "difference"]]
     parts = [
@@ -75,50 +76,34 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1).reset_index()
 
 
-@table_of("warmup", "process")
-def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one line per step of each curve.
-
-    `phase` is `warm-up`, `steady` or `not settled`.
-
-    Args:
-        rows: Measurements whose samples are the step times.
-    """
-    curves = pick(rows, "latency")
-    if curves.empty:
-        return pd.DataFrame()
-    curves = curves[curves["scope"] == curves["factor.direction"]]
-    needed = pick(rows, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
-    table = curves[[*CASE, *_CURVE]].merge(needed, on=list(CASE), how="left")
-    table = table.rename(columns=_CURVE).explode("ms", ignore_index=True).dropna(subset="ms")
-    table["step"] = table.groupby(list(CASE)).cumcount() + 1
-    phase = (table["step"] <= table["cut"]).map({True: "warm-up", False: "steady"})
-    table["phase"] = phase.mask(table["cut"].isna(), "not settled")
-    return table.drop(columns="cut").astype({"process": int, "ms": float})
+def _measured_steps(line: Any) -> pd.Series:
+    """Return the times of the steps after the warm-up, ms. A case that failed has no times."""
+    samples = line.samples if pd.api.types.is_list_like(line.samples) else []
+    return pd.Series(samples, dtype=float)[line.warmup_steps :].head(int(line.steps))
 
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the step times of fresh processes. Points are hollow unless the time is steady."""
     title = "Step times of fresh processes"
-    data = curve_table(rows)
-    if data.empty:
-        return empty_chart(title, why_empty(rows, "warmup"))
-    of_process = data.groupby(["run_id", "direction", "process"])["ms"]
-    steady = of_process.transform(lambda ms: ms.tail(len(ms) // 2).median())
-    points = pd.DataFrame(
-        {
-            "panel": data["direction"].str.replace("_", " + "),
-            "series": "process " + data["process"].astype(str),
-            "x": data["step"],
-            "y": (100 * data["ms"] / steady).round(1),
-            "sure": data["phase"] == "steady",
-            "note": data["phase"],
+    needed = pick(of_experiment(rows, "warmup"), "warmup_needed").set_index(list(CASE))["estimate"]
+    parts = []
+    for row in _curves(rows).to_dict("records"):
+        ms = pd.Series(row["samples"], dtype=float)
+        steady = ms.tail(len(ms) // 2).median()
+        points = {
+            "panel": row["scope"].replace("_", " + "),
+            "series": f"process {int(row['factor.process'])}",
+            "x": ms.index + 1,
+            "y": (100 * ms / steady).round(1),
+            # If the curve does not settle, no step is steady.
+            "sure": ms.index >= needed.get((row["run_id"], row["case_id"]), math.inf),
             "text": " ",
-            **links(data),
         }
-    )
+        parts.append(pd.DataFrame(points | links(row)))
+    if not parts:
+        return empty_chart(title, why_empty(rows, "warmup"))
     return plot(
-        points,
+        pd.concat(parts, ignore_index=True),
         title,
         subtitle=[
             "Relative to the median of the last half of the steps. Hollow: warm-up, or not settled."

@@ -157,7 +157,6 @@ class Track:
             energy = self.checked_energy(window)
             yield row(metric, energy)
             yield row("power", energy, 1 / seconds)
-            yield row("energy_delay", energy, seconds)
             if tokens:
                 yield row("energy_per_token", energy, 1 / tokens)
             if idle is None or source.provenance is Provenance.ESTIMATED:
@@ -267,8 +266,8 @@ class EnergyMeter:
             tokens: Number of tokens that the model processed in the window, or 0.
 
         Returns:
-            Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and
-            `net_energy` (J). Each row's scope is the window's name. If a window is too short for a
-            sensor, the source has a row with the status `unsupported` instead.
+            Rows of `energy` (J), `power` (W), `energy_per_token` (J) and `net_energy` (J). Each
+            row's scope is the window's name. If a window is too short for a sensor, the source has
+            a row with the status `unsupported` instead.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

@@ -3,44 +3,25 @@
 import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.fp8.casts import (
     BF16,
     CONTROLS,
     EVERYWHERE,
-    FORMATS,
     RECIPES,
-    Cast,
     EmulatedLinear,
-    lost_shares,
+    EmulatedProduct,
     recipe_of,
-    round_trip,
 )
 from nanolib.models.user import silent
 
 _ALIGNMENT = 16  # Tensor cores multiply matrices whose sides are multiples of 16.
-
-
-@dataclass(frozen=True)
-class AuditedLayer:
-    """One linear layer of a model.
-
-    Attributes:
-        name: Name of the layer in `named_modules`.
-        converted: Whether the products of the layer are in eight bits.
-        flops: FLOPs of the forward product per token.
-    """
-
-    name: str
-    converted: bool
-    flops: int
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -48,16 +29,12 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
-def audit(model: nn.Module) -> list[AuditedLayer]:
-    """List the linear layers, and whether each was converted."""
-    return [
-        AuditedLayer(
-            name,
-            isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear",
-            2 * layer.weight.numel(),
-        )
+def audit(model: nn.Module) -> dict[str, bool]:
+    """Map the name of each linear layer to whether its products are in eight bits."""
+    return {
+        name: isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear"
         for name, layer in linear_layers(model).items()
-    ]
+    }
 
 
 @torch.no_grad()
@@ -81,8 +58,6 @@ def rows_by_layer(model: nn.Module, call: Callable[[], object]) -> Counter[str]:
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
     """Return the names of the linear layers to convert: all layers that are not excluded.
 
-    `nn.MultiheadAttention` never calls its output layer, so that layer stays in high precision.
-
     Args:
         model: Model that is not yet converted.
         excluded_modules: Patterns with `*` and `?` for layers that stay in high precision. A
@@ -105,10 +80,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
                 f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
             )
     chosen = [
-        name
-        for name, layer in layers.items()
-        if not isinstance(layer, NonDynamicallyQuantizableLinear)
-        and not any(matches(name, pattern) for pattern in excluded_modules)
+        name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
     ]
     if not chosen:
         raise BadInput(
@@ -143,10 +115,11 @@ def convert(
     excluded_modules: Sequence[str] = ("head",),
     emulate: bool | None = None,
     rounded: bool = False,
-) -> list[AuditedLayer]:
-    """Convert a model's linear layers in place. A layer with several names stays one layer.
+) -> dict[str, bool]:
+    """Convert a model's linear layers in place.
 
-    Code that reads the weight of a layer without calling the layer stays in high precision.
+    Code that reads the weight of a layer without calling the layer stays in high precision. A layer
+    with several names is converted under its first name.
 
     Args:
         model: Model to convert. The weights keep their dtype.
@@ -158,15 +131,14 @@ def convert(
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
 
     Returns:
-        Audit of all linear layers. Every chosen layer is converted.
+        Audit of all linear layers, as in `audit`.
 
     Raises:
-        BadInput: A pattern is not valid, the recipe is unknown, or a layer was not converted.
-        Unsupported: Without emulation, one of these conditions is true: the device has no FP8
-            tensor cores, the recipe is a control, or torchao is not installed.
+        BadInput: A pattern is not valid.
+        Unsupported: Without emulation, the device has no FP8 tensor cores, or the recipe is a
+            control.
     """
-    wanted, layers = recipe_of(recipe), linear_layers(model)
-    places = [*model.named_modules(remove_duplicate=False)]
+    wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
@@ -180,37 +152,20 @@ def convert(
         if recipe not in RECIPES:
             raise Unsupported(f"{recipe} is a control that no kernel computes; emulate the recipe")
         _convert_with_torchao(model, recipe, chosen)
-    found = audit(model)
-    if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
-        raise BadInput(
-            f"excluded_modules: {', '.join(left)} stayed in high precision; exclude these layers too"
-        )
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             # torch's fast path, for relu and gelu only, would read weights without calling layers.
             module.activation_relu_or_gelu = 0
-    converted = {layers[name]: model.get_submodule(name) for name in chosen}
-    for name, layer in places:
-        if layer in converted:
-            model.set_submodule(name, converted[layer])
-    return found
+    return audit(model)
 
 
 def _convert_with_torchao(
     model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
 ) -> None:
-    try:
-        with silent():  # The import logs the kernels that this machine cannot load.
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ModuleNotFoundError:
-        raise Unsupported("torchao is not installed; run: pip install torchao") from None
+    with silent():  # The import logs the kernels that this machine cannot load.
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     convert_to_float8_training(
         model, config=config, module_filter_fn=lambda _, name: name in chosen
     )
-
-
-def amdahl_bound(share: float) -> float:
-    """Compute the largest speed-up if eight bits halve the time of a share of the FLOPs."""
-    return 1 / (1 - share / 2)

@@ -5,14 +5,11 @@ tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a
 (a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-
-from nanolib.measurement import BadInput
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # Bits of float32's mantissa, and mask of its exponent.
@@ -88,15 +85,8 @@ BF16 = "bf16"
 
 
 def recipe_of(name: str) -> Recipe:
-    """Return a recipe or a control by its name.
-
-    Raises:
-        BadInput: The name is unknown.
-    """
-    known = RECIPES | CONTROLS | {BF16: _all(format="bf16")}
-    if name not in known:
-        raise BadInput(f"recipe: {name!r} is not known; use one of {', '.join(known)}")
-    return known[name]
+    """Return a recipe or a control by its name, or the baseline by the name `BF16`."""
+    return (RECIPES | CONTROLS | {BF16: _all(format="bf16")})[name]
 
 
 def round_to(x: Tensor, format: str) -> Tensor:
@@ -155,24 +145,6 @@ def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
     x = x.float()
     scale = scale_of(x, cast, dim)
     return round_to(x * scale, cast.format).div_(scale)
-
-
-def lost_shares(x: Tensor, cast: Cast) -> tuple[float, float]:
-    """Return the shares of elements that a cast to eight bits loses.
-
-    Args:
-        x: Tensor of any shape. The product sums over the last dimension.
-        cast: The cast to eight bits.
-
-    Returns:
-        Share of elements that became zero (underflow), and share of clamped elements (overflow).
-    """
-    scaled, info = x.float() * scale_of(x, cast, -1), torch.finfo(FORMATS[cast.format])
-    underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
-    # A value up to half a step above the largest value is rounded to the largest, not clamped.
-    step = info.eps * 2.0 ** math.floor(math.log2(info.max))
-    overflow = scaled.abs() > info.max + step / 2
-    return float(underflow.float().mean()), float(overflow.float().mean())
 
 
 def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
