@@ -112,16 +112,13 @@ def without_data(own: bool) -> Iterator[None]:
     Args:
         own: Whether the model is a user's model. Only such a model may have experts.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(fake_tensors())
-        stack.enter_context(silent())
-        if own:
-            stack.enter_context(_ProductsOfExperts())
-        if own and "transformers" in sys.modules:
-            # Without data, `transformers` assumes that each row contains several sequences, and
-            # creates a mask of all query-key pairs. A run has no such mask.
-            name = "transformers.masking_utils.find_packed_sequence_indices"
-            stack.enter_context(mock.patch(name, lambda position_ids: None))
+    experts = _ProductsOfExperts() if own else contextlib.nullcontext()
+    one_sequence = contextlib.nullcontext()
+    if own and "transformers" in sys.modules:
+        # Without data, `transformers` assumes several sequences per row. A run has no such mask.
+        name = "transformers.masking_utils.find_packed_sequence_indices"
+        one_sequence = mock.patch(name, lambda position_ids: None)
+    with fake_tensors(), experts, one_sequence, silent():
         yield
 
 
@@ -248,7 +245,6 @@ def count_by_formula(case: Any) -> Counted:
     """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
     options = attention.shared_options(config.attention_type, config.attention_options)
-
     length = 1 if case.position else case.seq_len
     lengths = length, case.position + length
     mask = {"causal": True, "options": options, "heads": config.num_heads}
