@@ -132,10 +132,8 @@ class Launch:
             for prefix, kind in KINDS.items()
         }
         for name, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
-            of_runs = ms.unstack()  # The shape of this table is [ranks, runs].
-            longest = of_runs.max().to_numpy()
+            longest = ms.groupby(level=1).max().to_numpy()  # The levels are ranks and runs.
             low, estimate, high, confidence = interval_of(longest)
-            spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})
             yield Measurement(
                 "component_time",
                 estimate,
@@ -148,5 +146,4 @@ class Launch:
                 method=_SLOWEST,
                 scope=f"{algorithm}: {name}",
                 flags=self.flags,
-                details={"ranks": spread.to_dict("records")},
             )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag
-from nanolib.report.finding import Estimate, Order, Pairs, comparing
 from nanolib.report.overview import pick, table_of
 from nanolib.report.tables import (
     CASE,
@@ -19,7 +18,6 @@ from nanolib.report.tables import (
 )
 
 KINDS = ("compute", "wait", "communication")
-UNCLEAR = "unclear"
 _SENT = (
     Column("communication_steps", "", "communication_steps"),
     Column("sent", "Sent data, B", "wire_bytes", method="formula"),
@@ -61,16 +59,6 @@ COMPONENT_COLUMNS = {
     "algorithm": "Algorithm",
     "component": "Component",
     "ms": "Slowest rank, ms [95 %]",
-    "mean": "Mean of ranks, ms",
-    "sd": "SD, ms",
-}
-_WORDS = {
-    "comp": "compute:",
-    "comm": "communication:",
-    "kv": "keys and values",
-    "lse": "log-sum-exp",
-    "num": "numerator",
-    "den": "denominator",
 }
 
 
@@ -78,15 +66,13 @@ _WORDS = {
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and sequence length.
 
-    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling. `binds`
-    is the result of `find_limit`, which names what limits the decoding time.
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
     listed = zip(parts[0], rows["factor.algorithms"], strict=True)
     is_own = [algorithm in algorithms for algorithm, algorithms in listed]
     table = _make_lines(rows, named[is_own], "algorithms", ["algorithm"], _DECODE, "one rank")
-    table["binds"] = [find_limit(line)[0] for _, line in table.iterrows()]
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
@@ -145,28 +131,6 @@ def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(world_size=size, ranks=ranks, shape=ranks + ", " + table["dtype"])
 
 
-def find_limit(line: pd.Series) -> tuple[str, Pairs]:
-    """Return what limits the time of a decoded token, and the comparisons that show the limit.
-
-    Returns:
-        The limit and the comparisons. The limit is one of `KINDS`, `unclear` if the intervals
-        overlap, or empty if a part was not measured.
-    """
-    if not all(pd.notna(line.get(kind)) for kind in KINDS):
-        return "", ()
-    compute, wait, communication = (
-        Estimate.of(line, kind, "component_time", line["ranks"]) for kind in KINDS
-    )
-    ends = ("low", "estimate", "high")
-    rest = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))
-    of_compute, of_wait = comparing(compute, rest), comparing(wait, communication)
-    order = compute.compare_to(rest)
-    if order is not Order.BELOW:
-        return "compute" if order is Order.ABOVE else UNCLEAR, of_compute
-    names = {Order.ABOVE: "wait", Order.BELOW: "communication", Order.NO_DIFFERENCE: UNCLEAR}
-    return names[wait.compare_to(communication)], of_wait + of_compute
-
-
 def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
     """Drop the lines whose ranks share cores or GPUs, because their speed is not valid."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
@@ -179,14 +143,11 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame()
     names = found["scope"].str.split(": ", expand=True)
-    words = names[1].map(lambda name: " ".join(_WORDS.get(one, one) for one in name.split("_")))
-    found = found.assign(algorithm=names[0], component=words)
+    component = names[1].str.replace("_", " ")
+    for start, kind in (("comp ", "compute: "), ("comm ", "communication: ")):
+        component = component.str.replace(start, kind)
+    found = found.assign(algorithm=names[0], component=component)
     found = found[~names[1].isin(["compute", "communication"])].reset_index(drop=True)
-    spread = []
-    for algorithm, details in zip(found["algorithm"], found["details"], strict=True):
-        ranks = details["ranks"][: 1 if algorithm == _BASELINE else None]
-        spread.append(pd.DataFrame(ranks)[["mean", "sd"]].mean())
-    found = found.join(pd.DataFrame(spread))
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
     ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]

@@ -9,16 +9,14 @@ from nanolib.experiments.distributed.tables import (
     DECODE_COLUMNS,
     KINDS,
     PREFILL_COLUMNS,
-    UNCLEAR,
     component_table,
     decode_table,
     drop_oversubscribed,
-    find_limit,
     prefill_table,
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
+from nanolib.report.finding import Estimate, Finding, Order, unclear
 from nanolib.report.overview import (
     cached,
     explain_missing,
@@ -33,16 +31,6 @@ from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, p
 from nanolib.report.theme import Drawing, empty_chart
 
 _NOT_VALID = frozenset({Flag.OVERSUBSCRIBED, Flag.BUSY_MACHINE})
-_SCALES = Estimate.exact(0.8)  # Above this efficiency, a finding advises more ranks.
-# For each limit of decoding, this table has the text and the next step of the finding.
-_LIMITS = {
-    "compute": ("Decoding is compute-bound", ""),
-    "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to fit the cores"),
-    "communication": (
-        "Decoding is communication-bound",
-        "use longer seq_lens or smaller world_sizes",
-    ),
-}
 
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
@@ -63,14 +51,13 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     )
     both = pd.concat([table, modelled], ignore_index=True)
     start = both["latency"].where(both["world_size"] == most)
-    limits = ("limited by " + both["binds"]).replace(f"limited by {UNCLEAR}", "limit unclear")
     data = pd.DataFrame(
         {
             "panel": _format_lengths(both) + ", " + both["dtype"],
             "series": both["algorithm"].str.replace("_", " "),
             "x": both["world_size"].astype(int),
             "pred": both["estimate"].fillna(start),
-            "note": limits.where(both["binds"] != "", "").fillna("modelled"),
+            "note": both["provenance"].fillna(""),
             "sure": [not _NOT_VALID.intersection(flags) for flags in both["flags"]],
             **point_columns(both, "latency", "y"),
         }
@@ -156,16 +143,16 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings about the scaling of attention over ranks, and what limits decoding."""
+    """Return findings about the scaling of attention over ranks, and the parts of decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
-    scaling, limits = [], []
+    scaling, parts = [], []
     for dtype, n, group in _select_longest(decoded, ["dtype"]):
         several = group[group["world_size"] > 1]
         usable = drop_oversubscribed(several)
         if len(usable):
             fastest = _select_fastest(usable)
             scaling.append(_compare_scaling(fastest, f"Decoding over {n} keys", dtype))
-            limits += _state_limit(fastest.iloc[0], f"at {n} keys", dtype)
+            parts += _list_parts(fastest.iloc[0], f"at {n} keys", dtype)
             continue
         text = f"The scaling of decoding over {n} keys was not measured"
         why, next_step = "only one rank was used", "set world_sizes to [1, 2]"
@@ -179,7 +166,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         _compare_scaling(_select_fastest(group), f"Prefill of {n} tokens ({direction})", dtype)
         for dtype, direction, n, group in _select_longest(whole, ["dtype", "direction"])
     ]
-    found = [*scaling[:2], *limits[:1], *prefill[:2]]
+    found = [*scaling[:2], *parts[:1], *prefill[:2]]
     return found or explain_missing(rows, "distributed", "Attention across ranks")
 
 
@@ -223,29 +210,13 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     return Finding(text, f"{evidence}. {which}", about=about, compared=compared)
 
 
-def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
-    kind, compared = find_limit(best)
-    if not kind:
-        return
-    where += f" on {best['ranks']} ranks"
-    if kind == UNCLEAR:
-        first, _, second = compared[0]
-        parts = "compute and the sum of wait and communication"
-        if len(compared) > 1:
-            parts = "wait and communication"
-        text, ms = unclear(f"{parts} {where}", f"{_format_ms(first)} and {_format_ms(second)}")
-        yield Finding(text, ms, "increase budget_s", about, compared)
-        return
-    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
-    text, next_step = _LIMITS[kind]
-    scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
-    if kind == "compute" and scales[0][1] is Order.ABOVE:
-        next_step, compared = "add a larger number to world_sizes", compared + scales
-    yield Finding(f"{text} {where}", ms, next_step, about, compared)
-
-
-def _format_ms(time: Estimate) -> str:
-    return in_ms({"ms": time.estimate, "ms_low": time.low, "ms_high": time.high}, "ms")
+def _list_parts(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
+    """Yield the parts of the time of a decoded token. The finding states no order of the parts."""
+    if best[[*KINDS]].notna().all():
+        text = f"A decoded token {where} on {best['ranks']} ranks has three parts"
+        evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
+        figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
+        yield Finding(text, evidence, about=about, figures=figures)
 
 
 SECTION = Section(
