@@ -42,7 +42,7 @@ FACTORS = _same(
     " block_size seeds steps d_model num_layers ceiling preset overrides mode"
     " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look"
     " precision compiled keep first_seed margin variant seed"
-    " world_size q_len threads measured"
+    " world_size threads measured"
 ) | {
     "optimization": "optimisation",
     "finetune_steps": "tuning_steps",

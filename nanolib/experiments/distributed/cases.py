@@ -26,7 +26,6 @@ class Params(shared.Params):
         seq_lens: Lengths of the sharded cache in decoding, tokens, or empty for no decoding.
         algorithms: Decoding algorithms to measure: `three_allreduce`, `fused`, `gather`, `ring`,
             `pass_q`.
-        q_len: Number of new tokens per sequence in decoding.
         prefill_seq_lens: Sequence lengths of prefill, tokens, or empty for no prefill.
         prefill_algorithms: Prefill algorithms to measure: `ring`, `zigzag`, `ulysses`.
         backward: Whether to measure the backward pass of prefill too.
@@ -66,7 +65,6 @@ class Params(shared.Params):
     algorithms: list[Literal[ALGORITHMS]] = Field(
         ["three_allreduce", "fused", "gather", "pass_q"], min_length=1
     )  # type: ignore[valid-type]
-    q_len: Length = 1
     prefill_seq_lens: Lengths = Field([1024])
     prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
     backward: bool = False
@@ -100,11 +98,6 @@ class Params(shared.Params):
             raise ValueError(
                 f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
             )
-        if self.seq_lens and self.q_len > min(self.seq_lens):
-            raise ValueError(
-                f"q_len: must be at most {min(self.seq_lens)}, the shortest of seq_lens, "
-                f"got {self.q_len}"
-            )
         is_ulysses = self.prefill_seq_lens and prefill.ULYSSES in self.prefill_algorithms
         for world in self.world_sizes if is_ulysses else ():
             if not _can_split(heads, kv_heads, world):
@@ -129,7 +122,7 @@ def cases(params: Params) -> list[Case]:
     heads = {name: getattr(params, name) for name in names}
     for dtype in params.dtypes:
         shape = heads | {"device": device, "dtype": dtype}
-        decoding = shape | {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
+        decoding = shape | {"algorithms": tuple(params.algorithms)}
         for seq_len, world in product(params.seq_lens, params.world_sizes):
             found.append(DecodeCase(**decoding, **_on_ranks(params, seq_len, world)))
         # A case on several ranks also times one rank, so there is no separate case for one rank.

@@ -13,9 +13,10 @@ from nanolib.experiments.distributed.launch import Launch, predict_traffic, time
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
+from nanolib.models.attention.partial import partial_attention
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.tree import attend_alone, tree_attention_decode
+from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import shortage
 from nanolib.stats.intervals import TooFewSamples
@@ -65,10 +66,9 @@ def random_heads(case: Any, generator: torch.Generator, heads: int, length: int)
 
 @dataclass(frozen=True)
 class DecodeCase(SequenceCase):
-    """Case that decodes a few new tokens over a sharded cache, with several algorithms."""
+    """Case that decodes a new token over a sharded cache, with several algorithms."""
 
     algorithms: tuple[str, ...]
-    q_len: int
 
     @property
     def layout(self) -> Sharding:
@@ -84,7 +84,7 @@ class DecodeCase(SequenceCase):
     def traffic(self, algorithm: str, world_size: int) -> Traffic:
         """Return the communication of one call of an algorithm on `world_size` ranks."""
         layout = Sharding.contiguous(self.seq_len, world_size)
-        return traffic_of(algorithm, layout, q_len=self.q_len, **self.shape)
+        return traffic_of(algorithm, layout, **self.shape)
 
     def plan(self) -> Plan:
         """Plan the memory for the keys and values of all ranks that share this device."""
@@ -184,7 +184,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
     generator = torch.Generator(device).manual_seed(seed)  # All ranks draw the same queries.
-    q = random_heads(case, generator, case.num_heads, case.q_len)
+    q = random_heads(case, generator, case.num_heads, 1)
     k, v = _shard(case, me, seed, device)
     is_checked = case.shard_bytes(1) <= _CHECKED_ELEMENTS * q.element_size()
     whole = None
@@ -206,12 +206,12 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     parts = {algorithm: partial(decode_in_parts, algorithm) for algorithm in case.algorithms}
     errors, counted = {}, {}
     if is_checked:
-        reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
+        reference = masked_attention(q, *whole, causal_mask(1, case.seq_len, device))
         errors = {name: relative_error(call(), reference) for name, call in calls.items()}
     if several:
         counted = {name: count_bytes(call) for name, call in calls.items()}
     if alone:
-        calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
+        calls[ONE_RANK] = lambda: partial_attention(q, *whole)[0].to(q.dtype) if me == 0 else None
     answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
