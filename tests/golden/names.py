@@ -38,8 +38,8 @@ NOT_RUN = {
 ONLY_FIRST = {"EnergyCase": 1}
 
 FACTORS = _same(
-    "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
-    " block_size seeds steps d_model num_layers ceiling preset overrides mode"
+    "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward"
+    " seeds steps d_model num_layers ceiling preset overrides mode"
     " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look"
     " precision compiled keep first_seed margin variant seed"
     " world_size threads measured"

@@ -14,9 +14,11 @@ SHAPE = SIZES | {"causal": False, "options": {}}
 
 
 def attention_case(name, low, ms, high, tiles=0.0, sparsity=0.7, flags=(), **shape):
+    is_mask = not name.startswith(("dense", "own", "chunked"))
+    empty = (Flag.MASK_IS_DENSE,) if is_mask and not sparsity else ()
     found = [
         timed("forward", low, ms, high, flags=flags),
-        exact("sparsity", sparsity),
+        exact("sparsity", sparsity, flags=empty),
         exact("block_sparsity", tiles),
     ]
     return SHAPE | {"name": name} | shape, found
@@ -26,7 +28,7 @@ def quality_case(target, losses, steps=400):
     """The loss of a trained decoder above dense, by scope; some intervals."""
     found = [exact("sparsity", target), interval("loss", 1.9, 2.0, 2.1, scope="dense")]
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
-    factors = {"name": f"w {target}", "pattern": "window", "target": target}
+    factors = {"name": f"window s={target}"}
     return SIZES | factors | {"seeds": 5, "steps": steps}, found
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.experiments.attention.findings import ATTENTION_COLUMNS, attention_table
+from nanolib.experiments.attention.findings import attention_table
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.report.axis import log_ticks
 from nanolib.report.overview import explain_missing, why_empty
@@ -39,10 +39,10 @@ def test_cases_that_all_failed_have_their_reasons_in_the_conclusion_and_the_char
     why = f"no case has a result ({REFUSED})"
     assert say("attention", cases) == [f"Attention was not measured: {why}."]
     rows = measured("attention", cases)
-    for name in ("attention_speed_up", "attention_parts", "attention_latency"):
+    for name in ("attention_speed_up", "attention_latency"):
         assert CHARTS[name](rows).to_dict()["usermeta"]["empty"] == why
     quality = CHARTS["attention_quality"](rows).to_dict()["usermeta"]["empty"]
-    assert quality == "the loss was not measured; set quality_patterns"
+    assert quality == "the loss was not measured; set quality_attentions"
     (nothing,) = explain_missing(rows, "warmup", "Warm-up")
     assert str(nothing) == "Warm-up was not measured. Next: run nano run quick warmup."
 
@@ -56,30 +56,6 @@ def test_a_remedy_stands_only_where_no_case_failed_and_other_results_are_no_fail
     assert why_empty(rows, "attention") == "no case has this result (1 oom: full)"
     rows = measured("attention", [*CEILINGS, *_failed((Status.OOM, ""))])
     assert why_empty(rows, "attention", "set backward") == "no case has a result (1 oom)"
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_predicted_and_measured_memory_name_their_call(backward):
-    params = attention.Params(attention_types=["dense"], backward=backward, quality_patterns=[])
-    names = [name for name in prediction_table(attention, params) if "memory" in name]
-    calls = ["forward", "forward + backward"][: 1 + backward]
-    assert names == [f"peak memory {call} (MiB)" for call in calls]
-    assert ATTENTION_COLUMNS["peak_memory"] == "Peak memory forward, MiB"
-
-
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("window 256", "sparser pattern"),
-        ("block 256", "sparser pattern"),
-        ("flex random s=0.9", "smaller block_size"),
-        ("block s=0.5", "smaller block_size"),
-    ],
-)
-def test_smaller_tiles_are_advised_only_where_they_remove_pairs(say, name, other):
-    cases = [attention_case("dense", 9, 10, 11), attention_case(name, 4, 5, 6, sparsity=0.0)]
-    (line,) = (line for line in say("attention", cases) if "removes no pairs" in line)
-    assert line.endswith(f"Next: use longer seq_lens or a {other}.")
 
 
 def test_a_rate_above_the_roofline_is_not_cut_off_with_its_interval(say):
@@ -121,17 +97,12 @@ def test_shapes_have_series_of_their_own_and_a_single_length_is_said(measured, l
         cases.append(attention_case("dense", 9, 10, 11, **shape))
         cases.append(attention_case("window 32", 4, 5, 6, tiles=0.9, **shape))
     rows = measured("attention", cases)
-    title, bars = _drawn(rows, "attention_parts")
-    assert title["text"] == f"Attention time at the longest sequence length: {lengths[-1]} tokens"
-    assert len(bars) == bars["series"].nunique() == 2 * len(SHAPES)
     for name in ("attention_speed_up", "attention_latency"):
         title, points = _drawn(rows, name)
         assert not points.duplicated(["series", "x"]).any()
         one = len(lengths) == 1
         assert ("Sequence length (tokens): 64." in title["subtitle"]) == one
         assert ("Dashed: " in str(title)) != one and ("Tick: " in str(title)) == one
-    drawn = str(CHARTS["attention_speed_up"](rows).to_dict())
-    assert ("'text': 'dense'" in drawn) != one and ("batch 4, bfloat16  2.00×" in drawn) != one
 
 
 def test_options_in_which_cases_of_one_name_differ_follow_the_name(say, measured):
@@ -147,10 +118,10 @@ def test_options_in_which_cases_of_one_name_differ_follow_the_name(say, measured
     assert attention_table(rows)["name"].tolist() == named
     rows = measured("attention", cases[:-1])
     assert attention_table(rows)["name"].tolist() == ["dense", "random s=0.9", *names[:2]]
-    for name in ("attention_speed_up", "attention_parts", "attention_latency"):
+    for name in ("attention_speed_up", "attention_latency"):
         assert set(names[:2]) < set(_drawn(rows, name)[1]["series"])
     kinds = [{"kind": "sparse", "pattern": "window", "block_size": size} for size in (16, 64)]
-    params = attention.Params(attention_types=kinds, seq_lens=[64], quality_patterns=[])
+    params = attention.Params(attention_types=kinds, seq_lens=[64], quality_attentions=[])
     predicted = prediction_table(attention, params)["case"]
     assert [name.partition("float32 ")[2] for name in predicted] == [
         "block_size=16",
@@ -180,7 +151,7 @@ def test_sparsities_are_shown_in_per_cent_and_ends_of_lines_do_not_cover_each_ot
     for pattern, shift in (("window", 0.02), ("random", 0.0)):
         for target in (0.5, 0.75):
             factors, found = quality_case(target + shift, {"replaced": (0.1, 0.2, 0.4)})
-            cases.append((factors | {"pattern": pattern, "name": f"{pattern} {target}"}, found))
+            cases.append((factors | {"name": f"{pattern} {target}"}, found))
     rows = measured("attention", cases)
     spec = CHARTS["attention_quality"](rows).to_dict()
     assert "'format': '.0%'" in str(spec) and "labelExpr" not in str(spec)

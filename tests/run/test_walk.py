@@ -15,7 +15,6 @@ from torch._inductor import list_mode_options
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.quality import QUALITY_PATTERNS
 from nanolib.meters.time import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
@@ -46,7 +45,6 @@ attention:
   quality_finetune_steps: 2
   quality_d_model: 32
   quality_layers: 1
-  quality_sparsities: [0.5]
 model:
   presets: [small]
   overrides: &tiny {num_layers: 1, d_model: 64, num_heads: 2, vocab_size: 512}
@@ -102,12 +100,12 @@ WALK = {
             "attention_types": [{"kind": "dense", "backend": "flash"}, {"kind": "sparse"} | WINDOW],
             "dtypes": OTHER_DTYPES,
             "cold_cache": True,
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
         {  # forward only: a compiled kernel has no backward pass here
             "attention_types": [{"kind": "flex", "block_size": 32} | WINDOW],
             "backward": False,
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
         {  # a user's own attention, and patterns with required options
             "attention_types": [
@@ -117,7 +115,7 @@ WALK = {
                 {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
     ],
     "model": [
@@ -204,7 +202,7 @@ def _walked(name, field):
 
 # Notebook → lists of names that are no literals of a type.
 NAMED = {
-    "attention": {"dtypes": DTYPES, "quality_patterns": QUALITY_PATTERNS},
+    "attention": {"dtypes": DTYPES},
     "model": {"dtypes": DTYPES, "optimizations": OPTIMIZATIONS},
 }
 
@@ -225,6 +223,8 @@ def test_every_attention_type_and_pattern_is_walked():
     asked = [kind for params in runs for kind in params.attention_types]
     assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
+    replaced = [kind["pattern"] for kind in params_of("attention", {}).quality_attentions]
+    assert {*replaced} == {*PATTERNS, *CHOOSERS} - {"document", "prefix_lm", "own"}
 
 
 @pytest.mark.parametrize("scenario", scenarios())

@@ -14,7 +14,7 @@ from nanolib.experiments.distributed.tables import (
     drop_oversubscribed,
     prefill_table,
 )
-from nanolib.measurement import Flag, Provenance
+from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, unclear
 from nanolib.report.overview import (
@@ -29,8 +29,6 @@ from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
 from nanolib.report.theme import Drawing, empty_chart
-
-_NOT_VALID = frozenset({Flag.OVERSUBSCRIBED, Flag.BUSY_MACHINE})
 
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
@@ -58,7 +56,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
             "x": both["world_size"].astype(int),
             "pred": both["estimate"].fillna(start),
             "note": both["provenance"].fillna(""),
-            "sure": [not _NOT_VALID.intersection(flags) for flags in both["flags"]],
+            "sure": both["state"] == "ok",
             **point_columns(both, "latency", "y"),
         }
     )
@@ -67,7 +65,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
         title,
         subtitle=[
             "Slowest rank, 95 % intervals. Dashed: cost model.",
-            "Hollow: more ranks than cores, or a busy machine, so the speed is not valid.",
+            "Hollow: the state in the table is not ok.",
         ],
         unit="Time per token (ms)",
         xunit="Number of ranks",
