@@ -5,9 +5,7 @@ import math
 import pytest
 
 from nanolib.experiments.attention.findings import attention_table
-from nanolib.measurement import Measurement, exact
 from tests.report.cases import attention_case, quality_case, timed
-from tests.report.rows import interval
 from tests.shown import CHARTS
 
 ABOUT = "Non-causal, batch 3, float32"
@@ -17,31 +15,6 @@ def _line(lines, words):
     """The only line that has some words."""
     (line,) = (line for line in lines if words in line)
     return line
-
-
-@pytest.mark.parametrize(
-    ("math_ms", "words", "said"),
-    [
-        (
-            (10.91, 12, 14),
-            "fastest dense kernel",
-            "dense is the fastest dense kernel at 64 tokens: 10.0 ms [9.00 … 10.9].",
-        ),
-        (
-            (10.89, 12, 14),
-            "Next: increase budget_s",
-            "No clear difference between dense and dense (math) at 64 tokens: "
-            "10.0 ms [9.00 … 10.9] and 12.0 ms [10.9 … 14.0] (the intervals overlap).",
-        ),
-    ],
-)
-def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_ms, words, said):
-    times = {"dense": (9, 10, 10.9), "dense (math)": math_ms, "dense (flash)": (11.5, 13, 20)}
-    lines = say("attention", [attention_case(name, *ms) for name, ms in times.items()])
-    assert lines[0].startswith(
-        "Sparse attention was not measured: only dense kernels were measured."
-    )
-    assert _line(lines, words).startswith(f"{ABOUT}: {said}")
 
 
 def test_only_lengths_that_were_measured_are_claimed(say):
@@ -93,28 +66,6 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
 
 
 @pytest.mark.parametrize(
-    ("moved", "rate", "said"),
-    [
-        (
-            1e5,
-            1.2e11,
-            "reaches 120 GFLOP/s, above the roofline's 100 GFLOP/s: the measured peak rate",
-        ),
-        (1e6, 6e10, "reaches 60 GFLOP/s, above the roofline's 40 GFLOP/s: part of the data stays"),
-    ],
-)
-def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
-    peaks = [Measurement("ceiling_flops", 1e11, scope="float32")]
-    peaks.append(Measurement("ceiling_bytes", 1e10, scope="copy"))
-    factors, found = attention_case("dense", 9, 10, 11)
-    found += [exact("flops", 4e6, scope="forward"), exact("bytes", moved, scope="forward")]
-    ends = 0.99 * rate, rate, 1.01 * rate
-    found.append(interval("flops_per_second", *ends, scope="forward"))
-    line = _line(say("attention", [({"ceiling": "both"}, peaks), (factors, found)]), "Forward is")
-    assert said in line and ("nano doctor" in line) == (moved == 1e5)
-
-
-@pytest.mark.parametrize(
     ("tuned", "said"),
     [
         (
@@ -153,20 +104,6 @@ def test_an_attention_whose_work_is_dense_has_no_mask_and_is_compared(say):
     lines = say("attention", [attention_case("dense", 9, 10, 11), chunked])
     assert "chunked (16) is faster than dense at 64 tokens" in lines[0]
     assert not any("The mask of" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [
-        ((4.9, 5, 5.1), "own x is faster than dense at 128 tokens: 2.00× [1.76 … 2.24]."),
-        ((19, 20, 21), "own x is slower than dense at 128 tokens: 0.500× [0.429 … 0.579]."),
-        ((9, 10, 11), "No clear difference between own x and dense at 128 tokens: "),
-    ],
-)
-def test_ones_own_attention_is_told_at_the_longest_length(say, ends, said):
-    cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (128, 64)]
-    cases += [attention_case("own x", *ends, sparsity=math.nan, seq_len=n) for n in (128, 64)]
-    assert _line(say("attention", cases), "own x").startswith(f"{ABOUT}: {said}")
 
 
 def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say, measured):

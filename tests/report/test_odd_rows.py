@@ -12,7 +12,7 @@ from nanolib.measurement import Measurement, Status, exact
 from nanolib.report.axis import log_ticks
 from nanolib.report.overview import explain_missing, why_empty
 from nanolib.run.dry_run import prediction_table
-from tests.report.cases import SHAPE, attention_case, quality_case
+from tests.report.cases import SHAPE, attention_case
 from tests.report.rows import ended, interval
 from tests.shown import CHARTS
 
@@ -144,19 +144,3 @@ def test_options_in_which_cases_of_one_name_differ_follow_the_name(say, measured
 )
 def test_a_logarithmic_axis_has_three_ticks_or_more(low, high, found):
     assert log_ticks(low, high) == found
-
-
-def test_sparsities_are_shown_in_per_cent_and_ends_of_lines_do_not_cover_each_other(measured):
-    cases = []
-    for pattern, shift in (("window", 0.02), ("random", 0.0)):
-        for target in (0.5, 0.75):
-            factors, found = quality_case(target + shift, {"replaced": (0.1, 0.2, 0.4)})
-            cases.append((factors | {"name": f"{pattern} {target}"}, found))
-    rows = measured("attention", cases)
-    spec = CHARTS["attention_quality"](rows).to_dict()
-    assert "'format': '.0%'" in str(spec) and "labelExpr" not in str(spec)
-    _, points = _drawn(rows, "attention_quality")
-    ends = points.loc[(points["x"] >= 0.75) & points["y"].notna(), "end"]
-    assert ends.notna().all() and ends.nunique() == 2
-    one = _drawn(measured("attention", cases[:1]), "attention_quality")[0]
-    assert "Sparsity: 52%." in one["subtitle"]

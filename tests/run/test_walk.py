@@ -85,7 +85,6 @@ distributed:
   seq_lens: [64]
   prefill_seq_lens: [32]
   memory_seq_lens: []
-  memory_measured_up_to: 32
   num_heads: 4
   num_kv_heads: 2
   head_dim: 16
