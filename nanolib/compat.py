@@ -171,7 +171,7 @@ def profiled_tree_attn_decode(
     `comm_sum_den`, `comm_sum_num`, `comp_final_output`, and `wait` before each communication.
 
     Args:
-        q: Queries of the newest tokens, equal on all ranks, shape [batch, heads, q_len, head_dim].
+        q: Queries of the newest token, equal on all ranks, shape [batch, heads, 1, head_dim].
         k: Keys of the whole sequence, equal on all ranks, shape
             [batch, kv_heads, kv_len, head_dim].
         v: Values of the whole sequence, with the shape of `k`.

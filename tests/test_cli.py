@@ -15,7 +15,7 @@ from nanolib.run.jobs import SCENARIOS, import_user_code, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
 
-SMALL = ["-pseq_lens=[64]", "-pquality_patterns=[]"]
+SMALL = ["-pseq_lens=[64]", "-pquality_attentions=[]"]
 
 
 @pytest.fixture

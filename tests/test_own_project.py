@@ -112,7 +112,7 @@ def test_the_wheel_makes_a_folder_in_which_nano_runs(project):
     made = project.nano("init", "bench")
     assert made.returncode == 0 and "bench" in made.stdout
     assert "not an empty folder" in project.nano("init", "bench").stderr
-    small = ["-pseq_lens=[64]", "-pattention_types=[dense]", "-pquality_patterns=[]"]
+    small = ["-pseq_lens=[64]", "-pattention_types=[dense]", "-pquality_attentions=[]"]
     dry = project.nano("run", "quick", "attention", "--dry-run", *small, inside="bench")
     assert dry.returncode == 0 and "attention: 3 cases" in dry.stdout, dry.stderr
 

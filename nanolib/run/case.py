@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -24,8 +24,7 @@ from nanolib.stats.intervals import Interval, mean_interval
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
 Ceilings = dict[str, Interval]
-# Name of a metric → predicted value, or the value of each algorithm.
-Predicted = dict[str, float | str | dict[str, float]]
+Predicted = dict[str, float | str]  # Name of a metric → predicted value.
 # The generator yields rows, timings and a trace, and receives the rows of each timing by scope.
 Measuring = Generator[Measurement | Timing | Trace, dict[str, Measurement] | None, None]
 
@@ -96,6 +95,11 @@ class Case:
     def group(self) -> str:
         """The name of the group whose cases nanolib times in turns, or an empty string."""
         return ""
+
+    @property
+    def inputs_id(self) -> str:
+        """A text that is equal for cases of a group that share their inputs in memory."""
+        return self.case_id
 
     @property
     def title(self) -> str:
@@ -181,6 +185,17 @@ class RanksCase(Case):
         """The number of ranks that share one memory. On a GPU, each rank has its own memory."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
+    def launch(
+        self, cases: Sequence["RanksCase"], params: Any
+    ) -> Iterator[tuple["RanksCase", Measurement]]:
+        """Measure the cases of a group in one launch of the ranks, and yield each case's rows.
+
+        Args:
+            cases: Cases of the group that can run, including this case.
+            params: Parameters of the notebook.
+        """
+        raise NotImplementedError
+
     @property
     def ranks(self) -> str:
         """The number of ranks and machines, as text."""
@@ -195,20 +210,20 @@ def oversubscribed(device: str, ranks: int, threads: int) -> bool:
 
 
 def measure_on_ranks(
-    body: Callable[[dict[str, Any]], Any], case: RanksCase, params: Any, **more: Any
+    body: Callable[[dict[str, Any]], Any], cases: Sequence[RanksCase], params: Any
 ) -> tuple[list[Any], tuple[Flag, ...]]:
-    """Run a case on its ranks, and return each rank's result and the flags of all rows.
+    """Run cases on the same ranks, and return each rank's result and the flags of all rows.
 
     Args:
         body: Function that each rank calls, as for `run_ranks`. The function must read the request
-        with `asked_case`.
-        case: Case to measure.
+        with `asked_cases`.
+        cases: Cases to measure, with the same number of ranks and threads.
         params: Parameters of the distributed notebook.
-        more: More values for the request, of JSON types.
     """
+    case, factors = cases[0], [case.factors for case in cases]
     answers = run_ranks(
         body,
-        {"case": case.factors, "seed": params.seed, "budget_s": params.budget_s, **more},
+        {"cases": factors, "seed": params.seed, "budget_s": params.budget_s},
         world_size=case.world_size,
         device=case.device,
         # The ranks end before the case's own limit, so that the error can name the slow rank.
@@ -221,16 +236,13 @@ def measure_on_ranks(
     return answers, (Flag.OVERSUBSCRIBED,) if crowded else ()
 
 
-def asked_case(
+def asked_cases(
     kind: Callable[..., RanksCase], asked: dict[str, Any]
-) -> tuple[Any, int, float, torch.device]:
-    """Read a request on a rank: the case, the seed, the time budget in s, and the device."""
-    factors = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in asked["case"].items()
-    }
-    case = kind(**factors)
-    return case, asked["seed"], asked["budget_s"], torch.device(case.device.split(":")[0])
+) -> tuple[list[Any], int, float, torch.device]:
+    """Read a request on a rank: the cases, the seed, the time budget in s, and the device."""
+    cases = [kind(**factors) for factors in asked["cases"]]
+    device = torch.device(cases[0].device.split(":")[0])
+    return cases, asked["seed"], asked["budget_s"], device
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:

@@ -19,7 +19,6 @@ _UNITS = {
     "flops": "FLOP",
     "bytes": "MiB",
     "latency": "ms",
-    "shard": "MiB",
 }
 _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
@@ -36,22 +35,17 @@ def prediction_table(
             is the same on every machine.
 
     Returns:
-        A table with one line per case, or one line per algorithm if a case has several algorithms.
+        A table with one line per case that has predictions.
     """
     cases = experiment.cases(params)
     params.look(cases)
     lines = []
     for case in cases:
-        predicted = case.predict(ceilings)
-        by_algorithm = [value for value in predicted.values() if isinstance(value, dict)]
-        algorithms = dict.fromkeys(name for values in by_algorithm for name in values)
-        for algorithm in algorithms or [""] * bool(predicted):
-            line = {"case": f"{case}, {algorithm}" if algorithm else str(case)}
+        if predicted := case.predict(ceilings):
+            line = {"case": str(case)}
             for name, value in predicted.items():
                 unit = "MiB" if "memory" in name else _UNITS.get(name)
-                title = name.replace("_", " ") + (f" ({unit})" if unit else "")
-                own = value.get(algorithm, "") if isinstance(value, dict) else value
-                line[title] = _text(name, own)
+                line[name.replace("_", " ") + (f" ({unit})" if unit else "")] = _text(name, value)
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import OVER, Flag, Measurement, Status, Unsupported
+from nanolib.measurement import OVER, Flag, Measurement, Status
 from nanolib.meters.machine import limit_threads
 from nanolib.meters.time.latency import measure, measure_in_turns, measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.meters.trace import Trace
-from nanolib.run.case import Case, Ceilings, Measuring, Plan
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, RanksCase
+from nanolib.run.launch import check_case, measure_launch
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
 from nanolib.run.process import Died, Late, call_in_process
-from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
+from nanolib.run.timeout import DeviceLost, Outcome
 
 _GRACE_S = 5.0  # Extra time in which an interrupted case reports its own timeout, s.
 # nanolib multiplies matrices of this size for this time, to see the machine's current speed.
@@ -42,10 +43,13 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 def fit_together(cases: Sequence[Case]) -> bool:
     """Return whether all cases that can run fit into the free memory together."""
-    device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
+    device, largest = cases[0].device, {}
     try:
-        needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
-        return not shortage(Plan({"all": needed}), device)
+        for case in cases:
+            plan, inputs = case.plan(), case.inputs_id
+            if not case.unsupported() and not shortage(plan, device):
+                largest[inputs] = max(plan.most or 0, largest.get(inputs, 0))
+        return not shortage(Plan({"all": sum(largest.values())}), device)
     except torch.AcceleratorError:  # This process has lost the device.
         return True
 
@@ -62,10 +66,7 @@ def start_case(case: Case, params: Params, ceilings: Ceilings) -> Measuring:
         Unsupported: This machine cannot run the case.
         PredictedOutOfMemory: The plan of the case exceeds the free memory.
     """
-    if reason := case.unsupported() or case.plan().unsupported:
-        raise Unsupported(reason)
-    if reason := shortage(case.plan(), case.device):
-        raise PredictedOutOfMemory(reason)
+    check_case(case)
     yield from case.measure(params, ceilings)
 
 
@@ -89,6 +90,8 @@ def measure_group(
         turns with the case. If the device was lost during a case, the result contains only the
         outcome of that case.
     """
+    if isinstance(cases[0], RanksCase) and cases[0].group:
+        return measure_launch(cases, params, report)
     by_id = {case.case_id: case for case in cases}
     steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
     outcomes = {case_id: Outcome() for case_id in by_id}

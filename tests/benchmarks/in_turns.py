@@ -59,7 +59,7 @@ def _gains():
     """Pair → its speed-up row."""
     params = experiment.Params(
         attention_types=KINDS, seq_lens=[1024, 4096], num_heads=8, backward=False,
-        quality_patterns=[], budget_s=BUDGET_S, isolation="process",
+        quality_attentions=[], budget_s=BUDGET_S, isolation="process",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of(experiment, params, Path(folder))

@@ -17,7 +17,7 @@ from nanolib.run.notebooks import Command
 from nanolib.run.on_ray import run_on_ray
 
 SMALL = {
-    "attention": {"num_heads": 2, "attention_types": ["dense"], "quality_patterns": []},
+    "attention": {"num_heads": 2, "attention_types": ["dense"], "quality_attentions": []},
     "energy": {"new_tokens": 4},
     "warmup": {"warmup_steps": [0, 2]},
 }

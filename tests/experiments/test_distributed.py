@@ -1,57 +1,109 @@
-import os
-
 import numpy as np
 import pytest
 
+from nanolib.experiments.distributed import case, tables
 from nanolib.experiments.distributed import cases as distributed
-from nanolib.experiments.distributed import tables
-from nanolib.experiments.distributed.decode import link_rows
-from nanolib.experiments.distributed.launch import Launch
-from nanolib.measurement import Flag, Unsupported
+from nanolib.experiments.distributed.launch import Launch, link_rows
+from nanolib.measurement import Flag
 from nanolib.models.attention.ranks import Traffic
-from nanolib.run import ranks
-from nanolib.run.case import oversubscribed
+from nanolib.run import group, ranks
+from nanolib.run import launch as group_launch
+from nanolib.run.case import Plan
 from nanolib.run.dry_run import prediction_table
 from tests.measuring import rows_of
 
+NOTHING = {"seq_lens": [], "prefill_seq_lens": [], "memory_seq_lens": [], "device": "cpu"}
+PEAK = "peak memory (MiB)"
+
+
+def _params(**changes):
+    return distributed.Params(**NOTHING | {"world_sizes": [2], "budget_s": 0.02} | changes)
+
 
 @pytest.mark.slow
-def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
-    shape = {"world_sizes": [2], "seq_lens": [64, 32], "num_kv_heads": 8, "head_dim": 64}
-    rest = {"prefill_seq_lens": [], "memory_seq_lens": [], "budget_s": 0.02}
-    params = distributed.Params(algorithms=["gather"], **shape, **rest)
+def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, monkeypatch):
+    params = _params(algorithms=["gather"], seq_lens=[64, 32])
     started = ranks.run_ranks
 
     def first_fails(body, request, **rest):
-        if request["case"]["seq_len"] == 64:
+        if request["cases"][0]["seq_len"] == 64:
             raise ranks.RankFailed("rank 1 of 2 raised an error", 1, "ValueError: two\nlines")
         return started(body, request, **rest)
 
     monkeypatch.setattr("nanolib.run.case.run_ranks", first_fails)
     rows = rows_of(distributed, params, tmp_path)
     ends = rows[rows["metric"] == "case_duration"]
-    assert list(ends["status"]) == ["error", "ok"]
+    assert list(ends["status"]) == ["error", "error", "ok", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised an error"
-    assert ends["details"].iloc[0]["traceback"] == "ValueError: two\nlines"
+    assert ends["details"].iloc[1]["traceback"] == "ValueError: two\nlines"
     # two ranks over 32 keys
+    own = rows[[factors["algorithm"] == "gather" for factors in rows["factors"]]]
     names = "comp_shard_kv comp_local_attention comp_num_den comm_gather comp_final_output"
-    scopes = {f"gather: {part}" for part in (*tables.KINDS, *names.split())}
-    assert set(rows[rows["metric"] == "component_time"]["scope"]) == scopes
+    scopes = {*tables.KINDS, *names.split()}
+    assert set(own[own["metric"] == "component_time"]["scope"]) == scopes
     assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
-    modelled = rows[rows["provenance"] == "modelled"]
+    modelled = own[own["provenance"] == "modelled"]
     assert [details["world_size"] for details in modelled["details"]] == [4, 8, 16]
     assert "link_latency" in set(rows["metric"])
+    assert set(own[own["metric"] == "speed_up"]["scope"]) == {"decode over dense"}
+    peak = own[own["metric"] == "peak_memory"].iloc[0]
+    assert peak["estimate"] == pytest.approx(peak["predicted"], rel=0.05)
 
 
-def test_more_ranks_than_cores_are_flagged_and_than_gpus_unsupported(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    assert not oversubscribed("cpu", 2, 2)
-    assert oversubscribed("cpu", 2, 3) and oversubscribed("cpu", 5, 1)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert ranks.lacking("cuda", 1) == "" and "no backend for mps" in ranks.lacking("mps", 1)
-    why = "2 ranks need as many GPUs, and this machine has 1; give fewer ranks"
-    with pytest.raises(Unsupported, match=why):
-        ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)
+def test_a_case_that_does_not_fit_is_a_row_and_the_rest_of_its_group_is_launched(monkeypatch):
+    """The baseline needs the whole sequence on one rank."""
+    dense, ring = distributed.cases(_params(prefill_seq_lens=[64], prefill_algorithms=["ring"]))
+    large = lambda plan, _: "too large" if plan == dense.plan() else ""  # noqa: E731
+    monkeypatch.setattr(group_launch, "shortage", large)
+    launched = []
+    monkeypatch.setattr(
+        case.ShardedCase, "launch", lambda _, ready, __: launched.extend(ready) or ()
+    )
+    outcomes = group_launch.measure_launch([dense, ring], _params(), lambda *_: None)
+    assert [one.status for one in outcomes.values()] == ["oom_predicted", "ok"]
+    assert launched == [ring] and dense.group == ring.group
+
+
+def test_algorithms_that_share_their_shards_need_the_memory_of_one(monkeypatch):
+    dense, fused, gather = distributed.cases(
+        _params(seq_lens=[4096], algorithms=["fused", "gather"])
+    )
+    needed = dense.plan().most + max(fused.plan().most, gather.plan().most)
+    for free, fits in ((needed, True), (needed - 1, False)):
+        short = lambda plan, _, free=free: "too large" if plan.most > free else ""  # noqa: E731
+        monkeypatch.setattr(group, "shortage", short)
+        assert group.fit_together([dense, fused, gather]) == fits
+
+
+def test_the_id_of_a_case_does_not_depend_on_the_other_algorithms():
+    one, two = (
+        {
+            case.algorithm: case.case_id
+            for case in distributed.cases(_params(seq_lens=[64], algorithms=names))
+        }
+        for names in (["fused"], ["fused", "gather"])
+    )
+    assert one.items() <= two.items() and len(two) == 3
+
+
+def test_a_forward_pass_holds_no_gradient_and_dense_attention_is_on_one_rank_only():
+    """1,024 tokens of 8 heads of 64 in float32 are 2 MiB per tensor: q, k and v, and the output."""
+    params = _params(prefill_seq_lens=[1024], memory_seq_lens=[1024], world_sizes=[8])
+    found = {(case.phase, case.algorithm): case for case in distributed.cases(params)}
+    whole = found["forward", "dense"]
+    assert 8 * 2**20 <= whole.plan().most < 8.1 * 2**20
+    assert found["memory", "dense"].rank_plan().most == whole.plan().most
+    ring = found["forward", "ring"]
+    assert ring.plan().most == 8 * ring.rank_plan().most
+
+
+def test_two_dtypes_have_names_of_their_own_and_without_a_plan_the_rest_is_predicted(monkeypatch):
+    params = _params(prefill_seq_lens=[64], memory_seq_lens=[64], dtypes=["float32", "bfloat16"])
+    found = distributed.cases(params)
+    assert len({str(case) for case in found}) == len(found)
+    monkeypatch.setattr(case, "planned", lambda *_: Plan(reason="not planned: odd"))
+    predicted = [case.predict() for case in found if case.algorithm == "ring"]
+    assert [set(one) for one in predicted] == [{"communication steps", "bytes sent per rank"}] * 4
 
 
 # rows from what ranks saw
@@ -61,22 +113,25 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
 
-    def rows(*times):
-        shared = {"errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
-        launch = Launch([{"parts": {"ring": of}} | shared for of in times], (Flag.OVERSUBSCRIBED,))
-        return launch.algorithm("ring", Traffic(3, 3, (100.0, 300.0)), 0.8)
+    shared = {"errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
 
-    steps, formula, counted, *parts, error = rows([fast] * 9, [slow] * 9)
+    def launch(*times):
+        return Launch([{"parts": {"ring": of}} | shared for of in times], (Flag.OVERSUBSCRIBED,))
+
+    slowest = launch([fast] * 9, [slow] * 9)
+    sent = Traffic(3, 3, (100.0, 300.0))
+    steps, formula, counted = slowest.traffic("ring", "forward", sent)
     assert (steps.metric, steps.estimate) == ("communication_steps", 3)
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
+    (error,) = slowest.errors("ring", "forward")
     assert error.estimate == 1e-7
-    of = {row.scope: row for row in parts}
-    assert of["ring: comp_a"].estimate == 4 and of["ring: wait"].estimate == 3
-    assert of["ring: communication"].predicted == 0.8
-    for row in parts:
+    of = {row.scope: row for row in slowest.parts("ring", 0.8)}
+    assert of["comp_a"].estimate == 4 and of["wait"].estimate == 3
+    assert of["communication"].predicted == 0.8
+    for row in of.values():
         assert (row.flags, row.confidence) == ((Flag.OVERSUBSCRIBED,), 0.95)
-    *_, few, _ = rows([fast] * 3)
+    *_, few = launch([fast] * 3).parts("ring")
     assert few.confidence == 0.75  # that of the range of three calls
 
 
@@ -84,9 +139,13 @@ def test_algorithms_are_compared_block_by_block():
     base = np.random.default_rng(0).lognormal(0, 0.5, 40)
     ranks = [{"a": base, "b": base * 0.8}, {"a": base * 0.5, "b": base * 0.1}]
     answers = [{"blocks": blocks, "busy": [False] * 39 + [True]} for blocks in ranks]
-    (against,) = Launch(answers, (Flag.OVERSUBSCRIBED,)).speed_ups("b", ("a", "b"))
+    (against,) = Launch(answers, (Flag.OVERSUBSCRIBED,)).speed_ups("b", ["a"], "decode")
     assert against.low <= 1.25 <= against.high and against.high - against.low < 0.01
-    assert (against.scope, against.n, against.flags) == ("b over a", 39, (Flag.OVERSUBSCRIBED,))
+    assert (against.scope, against.n, against.flags) == (
+        "decode over a",
+        39,
+        (Flag.OVERSUBSCRIBED,),
+    )
 
 
 def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
@@ -106,20 +165,10 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
     assert max(map(abs, fitted.residuals)) < 1e-6
 
 
-def test_a_prediction_has_a_line_per_algorithm_and_nothing_where_no_formula_applies():
+def test_a_prediction_has_the_bytes_of_an_algorithm_and_nothing_where_no_formula_applies():
     """Partial results (output, log-sum-exp) of 8 heads of 64 in float32: 2,080 bytes in one gather."""
-    params = distributed.Params(
-        algorithms=["fused", "gather"], prefill_algorithms=["ring"], memory_seq_lens=[]
-    )
-    table = prediction_table(distributed, params).set_index("case")
-    many = table[table.index.str.contains("2 rank")]
-    sent = many["bytes sent per rank"].rename(lambda case: case.split(", ")[-1])
-    assert sent.to_dict() == {
-        "fused": "2,112",
-        "gather": "2,080",
-        "dense": "",  # on one rank
-        "ring": "2,097,152",
-    }
-    assert list(many["communication steps"]) == ["2", "1", "", "1"]
-    assert list(many["shard (MiB)"]) == ["64", "64", "", ""]
-    assert [bool(peak) for peak in many["peak memory (MiB)"]] == [False, False, True, True]
+    params = _params(seq_lens=[64], algorithms=["fused", "gather"])
+    table = prediction_table(distributed, params)
+    assert list(table["bytes sent per rank"]) == ["", "2,112", "2,080"]
+    assert list(table["communication steps"]) == ["", "2", "1"]
+    assert all(table[PEAK])

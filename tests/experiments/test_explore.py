@@ -18,7 +18,7 @@ from tests.waiting import until
 # Notebook → its parameters, and controls with their new values as a person writes them.
 WALKED = {
     "attention": (
-        {"quality_patterns": [], "attention_types": ["dense"], "seq_lens": [64]},
+        {"quality_attentions": [], "attention_types": ["dense"], "seq_lens": [64]},
         {"seq_lens": "[32]", "num_heads": "2", "causal": False, "budget_s": "0.05"},
     ),
     "model": (

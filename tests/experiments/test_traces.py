@@ -8,7 +8,7 @@ from tests.measuring import rows_of
 
 # Notebook → parameters that make it small, and what it profiles: scopes of one call each.
 GIVEN = {
-    "attention": ({"seq_lens": [32], "quality_patterns": []}, ["forward", "backward"]),
+    "attention": ({"seq_lens": [32], "quality_attentions": []}, ["forward", "backward"]),
     "model": (
         {"overrides": TINY, "seq_lens": [16], "new_tokens": 2} | {"generation_batch_sizes": []},
         ["inference", "training-step", "prefill", "decode"],

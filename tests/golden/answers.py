@@ -25,7 +25,7 @@ def everywhere_alike():
     stand_ins = {
         names.MEMORY: lambda *_: _MACHINE,
         names.TEXT: lambda *_, **__: text,
-        names.RANKS: lambda _, case, *__, **___: ([_RANK] * case.world_size, ()),
+        names.RANKS: lambda _, cases, __: ([_RANK] * cases[0].world_size, ()),
         names.RESIDENT: lambda _, scope: Measurement("resident_memory", scope=scope),
     }
     threads = torch.get_num_threads()

@@ -23,7 +23,7 @@ NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
     "AttentionCase QualityCase CeilingCase ModelCase WarmupCase EnergyCase SpeedCase"
-    " ParityCase DecodeCase PrefillCase MemoryCase"
+    " ParityCase ShardedCase MemoryCase"
 )
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
@@ -36,18 +36,15 @@ NOT_RUN = {
 ONLY_FIRST = {"EnergyCase": 1}
 
 FACTORS = _same(
-    "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
-    " block_size seeds steps d_model num_layers ceiling preset overrides mode"
-    " new_tokens direction process warmup_steps curve_steps phase"
+    "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward"
+    " seeds steps d_model num_layers ceiling preset overrides mode"
+    " new_tokens direction process warmup_steps curve_steps"
     " precision compiled keep first_seed margin"
-    " world_size q_len threads measured"
+    " world_size threads phase algorithm"
 ) | {
     "optimization": "optimisation",
     "finetune_steps": "tuning_steps",
     "recipe": "arm",
-    "algorithms": "forms",
-    "prefill_algorithms": "prefill_forms",
-    "memory_algorithm": "memory_form",
 }
 NOT_FACTORS = {
     "device",  # always the CPU here
@@ -80,9 +77,8 @@ PREDICTED = (
     {"of the peak as it is": "of the peak as it is"} | _same("tokens steps amdahl_bound") | METRICS
 )
 NOT_PREDICTED = {
-    "shard",  # footprint says it
-    "peak_memory_forward",  # the plan says it
-    "peak_memory_forward + backward",
+    "communication steps",  # the rows say it
+    "bytes sent per rank",
 }
 
 # How rows were made: nanolib's word → the sheet's.
@@ -121,8 +117,6 @@ def rows_of(case, params, collect):
 # What depends on the machine: who asks for it.
 MEMORY = ("nanolib.run.memory_plan.free_bytes",)
 TEXT = ("nanolib.models.text.load",)
-RANKS = tuple(
-    f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill")
-)
-ON_RANKS = {"DecodeCase", "PrefillCase"}
+RANKS = ("nanolib.experiments.distributed.case.measure_on_ranks",)
+ON_RANKS = {"ShardedCase"}
 RESIDENT = ("nanolib.run.memory_plan.resident_row", "nanolib.meters.memory.resident_row")

@@ -32,7 +32,7 @@ DENSE = [{"kind": "dense", "backend": name} for name in ("flash", "efficient", "
 RANDOM = [{"kind": "sparse", "pattern": "random", "sparsity": share} for share in (0.5, 0.75, 0.9)]
 WINDOW = {"pattern": "window", "window": 256}
 OWN_KERNELS = [*DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW}]
-ATTENTION = {"dtypes": ["bfloat16"], "quality_patterns": []}
+ATTENTION = {"dtypes": ["bfloat16"], "quality_attentions": []}
 MODEL = {"dtypes": ["bfloat16"], "generation_batch_sizes": []}
 FP8 = {"batch_size": 4, "parity_recipes": []}
 

@@ -29,31 +29,29 @@ def check(_):
 
 
 def _decode_shapes(world):
-    """Batch, heads, kv_heads, q_len, keys per rank."""
+    """Batch, heads, kv_heads, keys per rank."""
     empty, uneven = [0] * (world - 1), [17 * rank + 3 * (world == 1) for rank in range(world)]
     return (
-        (1, 8, 2, 1, Sharding.contiguous(257, world)),
-        (3, 8, 2, 5, Sharding.contiguous(100, world)),
-        (3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
-        (2, 8, 8, 3, Sharding.from_lengths(uneven)),
-        # the first query sees none of the last rank's keys
-        (1, 4, 2, 4, Sharding.from_lengths([*(4 for _ in empty), 3 + (world == 1)])),
+        (1, 8, 2, Sharding.contiguous(257, world)),
+        (3, 8, 2, Sharding.from_lengths([*empty, 1])),
+        (2, 8, 8, Sharding.from_lengths(uneven)),
+        (1, 4, 2, Sharding.zigzag(24, world)),
     )
 
 
 def _decode_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
-    for batch, heads, kv_heads, q_len, layout in _decode_shapes(world):
+    for batch, heads, kv_heads, layout in _decode_shapes(world):
         for dtype in (torch.float32, torch.bfloat16):
-            q = torch.randn(batch, heads, q_len, 16).to(dtype)
+            q = torch.randn(batch, heads, 1, 16).to(dtype)
             k, v = torch.randn(2, batch, kv_heads, layout.total, 16).to(dtype).unbind()
-            expected = masked_attention(q, k, v, causal_mask(q_len, layout.total))
+            expected = masked_attention(q, k, v, causal_mask(1, layout.total))
             parts = layout.take(k, rank), layout.take(v, rank)
             for algorithm in ALGORITHMS:
                 for given in (None, layout):
                     out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
                     assert out.dtype == dtype and out.shape == q.shape
-                    shape = f"{batch} {heads}:{kv_heads} {q_len} over {layout.pieces}"
+                    shape = f"{batch} {heads}:{kv_heads} over {layout.pieces}"
                     name = f"decode {shape} {dtype} {algorithm} layout={given is not None}"
                     yield name, relative_error(out, expected)
 
@@ -90,19 +88,20 @@ def _sequence_errors():
 def _calls():
     """Algorithm, its call, and its traffic of a megabyte and more: decoding, then a whole sequence."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    layout, q_len, heads, head_dim = Sharding.contiguous(2048, world), 256, 8, 64
-    shape = {"batch": 1, "heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
-    q, k, v = torch.randn(3, 1, heads, layout.length(rank), head_dim).unbind()
-    queries = torch.randn(1, heads, q_len, head_dim)
+    heads, head_dim, batch = 8, 64, 256
+    shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
+    layout = Sharding.contiguous(16, world)
+    query = torch.randn(batch, heads, 1, head_dim)
+    k, v = torch.randn(2, batch, heads, layout.length(rank), head_dim).unbind()
     for name in ALGORITHMS:
-        call = functools.partial(
-            tree_attention_decode, queries, k, v, algorithm=name, layout=layout
-        )
-        yield name, call, traffic_of(name, layout, q_len=q_len, **shape)
+        call = functools.partial(tree_attention_decode, query, k, v, algorithm=name, layout=layout)
+        yield name, call, traffic_of(name, layout, batch=batch, **shape)
+    layout = Sharding.contiguous(2048, world)
+    q, k, v = torch.randn(3, 1, heads, layout.length(rank), head_dim).unbind()
     whole = {"ring": ring_attention} | ({} if heads % world else {"ulysses": ulysses_attention})
     for name, attend in whole.items():
         call = functools.partial(attend, q, k, v, layout=layout)
-        yield f"whole {name}", call, traffic_of(name, layout, **shape)
+        yield f"whole {name}", call, traffic_of(name, layout, batch=1, **shape)
 
 
 @torch.no_grad()
@@ -131,9 +130,14 @@ def _profiled():
 def _messages():
     """Of bad input, the same on every rank, before anything is sent: how it should begin, and the message."""
     world, x = dist.get_world_size(), torch.randn(1, 24, 6, 8)
-    decode, ring, ulysses = (
-        functools.partial(attend, x, x)
-        for attend in (tree_attention_decode, ring_attention, ulysses_attention)
+    several, decode, ring, ulysses = (
+        functools.partial(attend, q, x)
+        for attend, q in (
+            (tree_attention_decode, x),
+            (tree_attention_decode, x[:, :, :1]),
+            (ring_attention, x),
+            (ulysses_attention, x),
+        )
     )
     short, zigzag = Sharding.contiguous(3 * world, world), Sharding.zigzag(6 * world, world)
     more = Sharding.contiguous(6 * world + 6, world + 1)
@@ -142,7 +146,7 @@ def _messages():
     for start, attend, v, given in (
         ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
         ("q, k, v: ", decode, x[..., :4], {}),
-        ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
+        ("q: 6 tokens per sequence; decoding takes one", several, x, {}),
         (
             f"layout: has {world} ranks, 3 positions on this rank; {both}",
             decode,

@@ -14,9 +14,11 @@ SHAPE = SIZES | {"causal": False, "options": {}}
 
 
 def attention_case(name, low, ms, high, tiles=0.0, sparsity=0.7, flags=(), **shape):
+    is_mask = not name.startswith(("dense", "own", "chunked"))
+    empty = (Flag.MASK_IS_DENSE,) if is_mask and not sparsity else ()
     found = [
         timed("forward", low, ms, high, flags=flags),
-        exact("sparsity", sparsity),
+        exact("sparsity", sparsity, flags=empty),
         exact("block_sparsity", tiles),
     ]
     return SHAPE | {"name": name} | shape, found
@@ -26,7 +28,7 @@ def quality_case(target, losses, steps=400):
     """The loss of a trained decoder above dense, by scope; some intervals."""
     found = [exact("sparsity", target), interval("loss", 1.9, 2.0, 2.1, scope="dense")]
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
-    factors = {"name": f"w {target}", "pattern": "window", "target": target}
+    factors = {"name": f"window s={target}"}
     return SIZES | factors | {"seeds": 5, "steps": steps}, found
 
 
@@ -45,15 +47,21 @@ def inference(low=11, ms=12, high=15, **shape):
     return model_case("inference", found, **shape)
 
 
-def decode_case(algorithms, world=4, flags=(), alone=None, seq_len=4096, dtype="float32"):
-    """Each algorithm with its interval and those of compute, wait and communication; `alone` is one rank's."""
-    found = [timed("one rank", *alone)] if alone else []
-    for algorithm, (ends, parts) in algorithms.items():
-        found.append(timed(algorithm, *ends, flags=flags))
-        for kind, part in zip(("compute", "wait", "communication"), parts, strict=True):
-            found.append(interval("component_time", *part, scope=f"{algorithm}: {kind}"))
-    shape = {"seq_len": seq_len, "dtype": dtype, "world_size": world}
-    return shape | {"algorithms": list(algorithms)}, found
+def rank_case(
+    algorithm, ends, parts=(), world=4, flags=(), seq_len=4096, dtype="float32", phase="decode"
+):
+    """An algorithm with its interval and those of compute, wait and communication."""
+    found = [timed(phase, *ends, flags=flags)]
+    for kind, part in zip(("compute", "wait", "communication"), parts, strict=False):
+        found.append(interval("component_time", *part, scope=kind))
+    shape = {"seq_len": seq_len, "dtype": dtype, "world_size": world, "nodes": 1}
+    return shape | {"phase": phase, "algorithm": algorithm}, found
+
+
+def decode_cases(algorithms, alone=None, **shape):
+    """The cases of a launch; `alone` is the time of one rank."""
+    times = ({"dense": alone} if alone else {}) | algorithms
+    return [rank_case(algorithm, ends, COMPUTING, **shape) for algorithm, ends in times.items()]
 
 
 COMPUTING = [(8, 8.5, 9), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)]

@@ -12,10 +12,7 @@ _SAYS = (
     (r"increases the loss|is higher without", {"above"}),
     (r"lowers the loss|is lower without", {"below"}),
 )
-_ORDERING = re.compile(
-    r"fastest|faster|slower|is higher|is lower|compute-bound(?! in \d)|limited by waiting"
-    r"|communication-bound"
-)
+_ORDERING = re.compile(r"fastest|faster|slower|is higher|is lower|compute-bound(?! in \d)")
 _LENGTHS = re.compile(r"^Sparse attention is faster than .* at ([\d,]+(?:(?:, | and )[\d,]+)*) tok")
 
 
@@ -40,8 +37,6 @@ def contradictions(finding, rows):
                 yield f"its figures lie {orders[at]}"
     if _ORDERING.search(finding.text) and not pairs:
         yield "it orders without figures"
-    if "larger number to world_sizes" in finding.next_step and pairs[-1][2].estimate != 0.8:
-        yield "it advises more ranks without an efficiency"
     faster = _LENGTHS.search(finding.text)
     if faster and orders.count("above") < len(re.split(r", | and ", faster[1])):
         yield "it is faster at fewer lengths"

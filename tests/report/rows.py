@@ -49,12 +49,14 @@ _NAMES = {
     "optimization",
     "precision",
     "options",
+    "algorithm",
 }  # cases that differ in these share a group
 # Experiment → the factor that tells baselines, and how it begins.
 _BASELINES = {
     "attention": ("name", ("dense", "flash_attn")),
     "model": ("optimization", "eager"),
     "fp8": ("precision", "bfloat16"),
+    "distributed": ("algorithm", ""),  # each is compared with each other
 }
 
 
@@ -70,14 +72,12 @@ def _gains(experiment, factors, rows, cases):
     for base, title in _baselines(experiment, factors, rows, cases):
         for own in rows:
             is_timed = own is not base and own.metric == base.metric == "latency"
-            if is_timed and (own.scope == base.scope or experiment == "distributed"):
+            if is_timed and own.scope == base.scope:
                 yield _gain(own, base, title)
 
 
 def _baselines(experiment, factors, rows, cases):
     """The rows with which those of a case were taken in turns, each with its name."""
-    if experiment == "distributed":  # the calls of one launch
-        return [(row, row.scope) for row in rows]
     if experiment not in _BASELINES:
         return []
     factor, begins = _BASELINES[experiment]

@@ -35,7 +35,6 @@ def test_runs_too_short_to_learn_are_smoke_tests(measured, steps):
 
 _ORDER = re.compile(
     r"faster than|slower than|fastest|slowest|as fast as|no clear difference"
-    r"|compute-bound(?! in \d)|communication-bound|limited by waiting"
     r"|is higher|is lower|profiling overhead",
     re.IGNORECASE,
 )

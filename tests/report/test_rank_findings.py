@@ -3,12 +3,13 @@
 import pytest
 
 from nanolib.experiments.distributed.launch import Launch
-from nanolib.experiments.distributed.tables import decode_table
-from tests.report.cases import COMPUTING, CORES, decode_case
-from tests.report.rows import points
+from nanolib.experiments.distributed.view import SECTION
+from nanolib.measurement import Flag, Status
+from tests.report.cases import CORES, decode_cases, rank_case
+from tests.report.rows import ended, points
 from tests.shown import CHARTS
 
-FUSED = {"fused": ((8, 9, 9.5), COMPUTING)}
+FUSED = {"fused": (8, 9, 9.5)}
 
 
 @pytest.mark.parametrize(
@@ -23,14 +24,9 @@ FUSED = {"fused": ((8, 9, 9.5), COMPUTING)}
     ],
 )
 def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
-    others = {"gather": ((10, 12, 30), COMPUTING), "ring": (ring, COMPUTING)}
-    faster = {"ring": ((1, 2, 3), COMPUTING)}
-    cases = [
-        decode_case(faster, world=1),
-        decode_case(others | FUSED, alone=(26, 27, 30)),
-        decode_case(faster, world=2),
-        decode_case(faster, world=8, flags=CORES),
-    ]
+    faster = {"ring": (1, 2, 3)}
+    cases = decode_cases({"gather": (10, 12, 30), "ring": ring} | FUSED, alone=(26, 27, 30))
+    cases += decode_cases(faster, world=2) + decode_cases(faster, world=8, flags=CORES)
     assert say("distributed", cases)[0] == (
         "float32: Decoding over 4,096 keys is faster on 4 ranks than on one: "
         f"the speed-up is 3.00× [2.74 … 3.75], 75% [68% … 94%] of perfect scaling. {said}"
@@ -47,78 +43,76 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
         (None, "Decoding over 4,096 keys on 2 ranks was not compared with one rank: The only"),
     ],
 )  # fmt: skip
-def test_whether_ranks_help_is_the_first_finding_and_more_are_advised_where_they_do(
-    say, alone, said
-):
-    lines = say("distributed", [decode_case(FUSED, world=2, alone=alone)])
-    assert lines[0].startswith(f"float32: {said}")
-    advises = "Next: add a larger number to world_sizes" in "\n".join(lines)
-    assert advises == ("faster" in said)  # its efficiency is above 80 %
+def test_whether_ranks_help_is_the_first_finding(say, alone, said):
+    first, _ = say("distributed", decode_cases(FUSED, world=2, alone=alone))
+    assert first.startswith(f"float32: {said}")
+
+
+def test_the_parts_of_a_token_are_listed_without_an_order(say):
+    parts = [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)]
+    line = say("distributed", [rank_case("fused", (8, 9, 9.5), parts)])[1]
+    assert line == (
+        "float32: A decoded token at 4,096 keys on 4 ranks has three parts: compute 1.50 ms "
+        "[1.00 … 1.90], wait 1.00 ms [0.300 … 1.60], communication 3.00 ms [1.70 … 4.00]."
+    )
 
 
 @pytest.mark.parametrize(
-    ("parts", "kind", "answer"),
+    ("cases", "why"),
     [
-        ([(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)], "compute", "Decoding is compute-bound"),
-        # 70 % of it is computing, and the intervals meet
-        ([(2.9, 5, 6), (0.5, 0.8, 1.4), (1, 1.3, 1.6)], "unclear",
-         "No clear difference between compute and the sum of wait and communication at 4,096 keys on 4 ranks: "
-         "5.00 ms [2.90 … 6.00] and 2.10 ms [1.50 … 3.00] (the intervals overlap)"),
-        ([(1, 1.5, 1.6), (1, 2, 4), (0.7, 1, 1.6)], "unclear",
-         "No clear difference between wait and communication at 4,096 keys on 4 ranks: "
-         "2.00 ms [1.00 … 4.00] and 1.00 ms [0.700 … 1.60] (the intervals overlap)"),
-        ([(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)], "wait", "Decoding is limited by waiting"),
-        ([(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)], "communication", "Decoding is communication-bound"),
-    ],
-)  # fmt: skip
-def test_the_table_the_chart_and_the_sentence_name_the_same_limit(
-    say, measured, parts, kind, answer
-):
-    case = decode_case({"fused": ((8, 9, 9.5), parts)})
-    rows = measured("distributed", [case])
-    assert list(decode_table(rows)["binds"]) == [kind]
-    note = "limit unclear" if kind == "unclear" else f"limited by {kind}"
-    assert points(CHARTS["decode_scaling"](rows), "note") == [(note,)]
-    line = say("distributed", [case])[1]
-    assert line.startswith(f"float32: {answer}")
-    assert (" on 4 ranks: compute " in line) == (kind != "unclear")
-
-
-@pytest.mark.parametrize(
-    ("shape", "why"),
-    [
-        ({"flags": CORES}, "the ranks need more cores than this machine has"),
-        ({"world": 1}, "only one rank was used. Next: set world_sizes"),
+        (decode_cases(FUSED, flags=CORES), "the ranks need more cores than this machine has"),
+        (
+            [rank_case("dense", (8, 9, 9.5), world=1)],
+            "only one rank was used. Next: set world_sizes",
+        ),
     ],
 )
-def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, shape, why):
-    algorithms = FUSED | {"ring": ((18, 19, 20), COMPUTING)}
-    (line,) = say("distributed", [decode_case(algorithms, **shape)])
+def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, cases, why):
+    (line,) = say("distributed", cases)
     text = "float32: The scaling of decoding over 4,096 keys was not measured"
     assert line.startswith(f"{text}: {why}") and "fastest" not in line
 
 
-def test_at_most_five_findings_speak_of_the_longest_sequences(say):
-    cases = [
-        decode_case(FUSED, alone=(26, 27, 30), seq_len=n, dtype=dtype)
-        for dtype in ("float32", "bfloat16", "float16")
-        for n in (64, 4096)
-    ]
-    scaling, more, limit = say("distributed", cases)
-    assert scaling.startswith("bfloat16: Decoding over 4,096 keys is faster on 4 ranks")
-    assert more.startswith("float16: Decoding over 4,096 keys is faster on 4 ranks")
-    assert limit.startswith("bfloat16: Decoding is compute-bound at 4,096 keys on 4 ranks")
+def test_prefill_is_compared_with_one_rank_too(say):
+    times = {"dense": (9, 10, 11), "ring": (4.9, 5, 5.1)}
+    cases = [rank_case(name, ends, world=2, phase="training") for name, ends in times.items()]
+    assert say("distributed", cases)[0].startswith(
+        "float32: Prefill of 4,096 tokens (training) is faster on 2 ranks than on one: the"
+    )
+
+
+def test_two_dtypes_have_lines_and_panels_of_their_own(measured):
+    cases = [*decode_cases(FUSED, dtype="float32"), *decode_cases(FUSED, dtype="bfloat16")]
+    rows = measured("distributed", cases)
+    table = SECTION.tables["Decoding"].readable(rows)
+    assert set(table["Ranks, dtype"]) == {"4, float32", "4, bfloat16"}
+    assert {panel for (panel,) in points(CHARTS["decode_scaling"](rows), "panel")} == {
+        "seq len 4,096, float32",
+        "seq len 4,096, bfloat16",
+    }
 
 
 def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
     """The calls of two ranks, of which the second is slower."""
     fast = {"comp_shard_kv": 1.0, "comm_sum_num": 2.0, "wait": 3.0}
     slow = {name: 2 * ms for name, ms in fast.items()}
-    answers = [{"parts": {"fused": [ms] * 6}, "errors": {}} for ms in (fast, slow)]
-    shape, _ = decode_case(FUSED, world=2)
-    rows = measured("distributed", [(shape, [*Launch(answers).algorithm("fused", None)])])
+    answers = [{"parts": {"fused": [ms] * 6}} for ms in (fast, slow)]
+    shape, _ = rank_case("fused", (8, 9, 9.5), world=2)
+    rows = measured("distributed", [(shape, [*Launch(answers).parts("fused")])])
     assert points(CHARTS["decode_shares"](rows), "series", "part", "x") == [
-        ("shard keys and values", "compute", 2.0),
-        ("sum numerator", "communication", 4.0),
+        ("shard kv", "compute", 2.0),
+        ("sum num", "communication", 4.0),
         ("wait", "wait", 6.0),
     ]
+
+
+def test_timings_of_a_busy_machine_are_hollow(measured):
+    for flags, sure in (((), True), ((Flag.BUSY_MACHINE,), False)):
+        rows = measured("distributed", decode_cases(FUSED, flags=flags))
+        assert points(CHARTS["decode_scaling"](rows), "sure") == [(sure,)]
+
+
+def test_without_a_result_across_ranks_the_conclusion_has_the_reason(say):
+    shape, _ = rank_case("fused", (8, 9, 9.5))
+    (line,) = say("distributed", [(shape, [ended(Status.ERROR, "no port")])])
+    assert line.endswith("was not measured: no case has a result (1 error: no port).")

@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import Provenance, exact
-from tests.report.cases import COMPUTING, decode_case, warmup_process
+from tests.report.cases import rank_case, warmup_process
 from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
 
@@ -39,18 +39,17 @@ def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_ar
 
 
 def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(measured):
-    def peaks(seq_len, world_size, algorithm, mib, **rest):
-        shape = SIZES | {"seq_len": seq_len, "direction": "forward", "world_size": world_size}
-        row = exact("peak_memory", mib, scope=f"{algorithm} forward", **rest)
-        return shape | {"algorithms": [algorithm]}, [row]
+    def peaks(seq_len, world_size, algorithm, mib, phase="forward", **rest):
+        shape = SIZES | {"seq_len": seq_len, "phase": phase, "world_size": world_size}
+        return shape | {"algorithm": algorithm}, [exact("peak_memory", mib, scope=phase, **rest)]
 
     cases = []
     for n in (64, 128):
         cases += [peaks(n, world, "ring", 512.0 * world, predicted=1024.0) for world in (2, 4)]
-        cases.append(peaks(n, 1, "dense", 512.0, provenance=Provenance.MODELLED))
+        cases.append(peaks(n, 1, "dense", 512.0, "memory", provenance=Provenance.MODELLED))
     chart = CHARTS["sharded_memory"](measured("distributed", cases))
     assert points(chart, "series", "x", "y", "pred") == [
-        *(("flash, 1 rank", n, None, 0.5) for n in (64, 128)),
+        *(("dense, 1 rank", n, None, 0.5) for n in (64, 128)),
         *(("ring, 4 ranks", n, 2.0, 1.0) for n in (64, 128)),
     ]
 
@@ -58,15 +57,17 @@ def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(mea
 def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measured(measured):
     cases = []
     for world, ms in ((2, 9), (4, 6)):
-        shape, found = decode_case({"ring": ((ms - 1, ms, ms + 1), COMPUTING)}, world=world)
+        shape, found = rank_case("ring", (ms - 1, ms, ms + 1), world=world)
         for more in (8, 16):
-            rest = {"provenance": Provenance.MODELLED, "scope": f"{more}"}
-            details = {"algorithm": "ring", "world_size": more}
+            rest = {"provenance": Provenance.MODELLED, "scope": f"decode at {more} ranks"}
+            details = {"world_size": more}
             found.append(exact("latency", world + 1.0 / more, details=details, **rest))
         cases.append((shape, found))
+    cases.append(rank_case("dense", (11, 12, 13)))
     chart = CHARTS["decode_scaling"](measured("distributed", cases))
-    assert points(chart, "x", "y", "low", "pred") == [
-        (2, 9, 8, None),
-        (4, 6, 5, 6),
-        *((more, None, None, 4 + 1 / more) for more in (8, 16)),
+    assert points(chart, "series", "x", "y", "pred") == [
+        ("ring", 2, 9, None),
+        ("ring", 4, 6, 6),
+        ("dense", 1, 12, None),
+        *(("ring", more, None, 4 + 1 / more) for more in (8, 16)),
     ]

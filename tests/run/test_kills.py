@@ -27,7 +27,7 @@ run distributed --no-report -p isolation=process -p world_sizes=[2] -p seq_lens=
 """
 # The peak rates of attention end, and no other case does.
 ATTENTION = """
-run attention --no-report -p attention_types=[dense] -p quality_patterns=[] -p seq_lens=[16]
+run attention --no-report -p attention_types=[dense] -p quality_attentions=[] -p seq_lens=[16]
 -p budget_s=60 -p rel_ci=1e-9
 """
 

@@ -15,7 +15,7 @@ from nanolib.run.notebooks import Command, NotebookResult
 from nanolib.store import Store
 from tests.store.rows import make_run
 
-SMALL = {"num_heads": 2, "attention_types": ["dense"], "quality_patterns": [], "seq_lens": [16]}
+SMALL = {"num_heads": 2, "attention_types": ["dense"], "quality_attentions": [], "seq_lens": [16]}
 NODES = [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}, {"memory": 1.0}]
 
 

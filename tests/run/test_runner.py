@@ -14,7 +14,7 @@ from nanolib.run.provenance import git_revision
 from nanolib.store import Store
 
 SMALL = """
-attention_types=[dense] quality_patterns=[] seq_lens=[16] num_heads=2 budget_s=2e-2 backward=false
+attention_types=[dense] quality_attentions=[] seq_lens=[16] num_heads=2 budget_s=2e-2 backward=false
 """
 
 pytestmark = pytest.mark.notebook

@@ -45,7 +45,6 @@ attention:
   quality_finetune_steps: 2
   quality_d_model: 32
   quality_layers: 1
-  quality_sparsities: [0.5]
 model:
   presets: [small]
   overrides: &tiny {num_layers: 1, d_model: 64, num_heads: 2, vocab_size: 512}
@@ -83,7 +82,6 @@ distributed:
   seq_lens: [64]
   prefill_seq_lens: [32]
   memory_seq_lens: []
-  memory_measured_up_to: 32
   num_heads: 4
   num_kv_heads: 2
   head_dim: 16
@@ -99,12 +97,12 @@ WALK = {
             "attention_types": [{"kind": "dense", "backend": "flash"}, {"kind": "sparse"} | WINDOW],
             "dtypes": OTHER_DTYPES,
             "cold_cache": True,
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
         {  # forward only: a compiled kernel has no backward pass here
             "attention_types": [{"kind": "flex", "block_size": 32} | WINDOW],
             "backward": False,
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
         {  # a user's own attention, and patterns with required options
             "attention_types": [
@@ -114,7 +112,7 @@ WALK = {
                 {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
-            "quality_patterns": [],
+            "quality_attentions": [],
         },
     ],
     "model": [
@@ -217,6 +215,8 @@ def test_every_attention_type_and_pattern_is_walked():
     asked = [kind for params in runs for kind in params.attention_types]
     assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
+    replaced = [kind["pattern"] for kind in params_of("attention", {}).quality_attentions]
+    assert {*replaced} == {*PATTERNS, *CHOOSERS} - {"document", "prefix_lm", "own"}
 
 
 @pytest.mark.parametrize("scenario", params_files()[SCENARIOS])

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
-from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
-from nanolib.meters.memory import MIB
+from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
 from nanolib.models import attention
 from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
@@ -58,12 +57,6 @@ class AttentionCase(Case):
         return flex.computes_sparse(
             self.device, self._torch_dtype, self.head_dim, self.seq_len, size
         )
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the first call may compile FlexAttention, flash-attn 4 or the user's code."""
-        flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
-        return self.by_flex or self.attention_type == "own" or flash_4
 
     @property
     def runs_code(self) -> bool:
@@ -155,13 +148,6 @@ class AttentionCase(Case):
             return Plan(reason="the memory depends on the input or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
-    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and the planned peak memory of each call in MiB."""
-        predicted = self.formulas(ceilings)
-        for scope, peak in self.plan().peaks.items():
-            predicted[f"peak_memory_{scope.replace('_', ' + ')}"] = peak / MIB
-        return predicted
-
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
 
@@ -208,13 +194,12 @@ class AttentionCase(Case):
             mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
             work = mask.work
             yield self._build_mask(inputs, params)
-        first_ms = timed_call_ms(forward.call) if self.compiles else 0.0
+        first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            yield from self._counts(work, forward)
+            yield from self._sparsity_rows(work)
         for workload in self.workloads(*inputs):
-            if self.compiles:
-                workload.call()
+            workload.call()  # The first call may compile, and the memory must not include that.
             trace(workload, self, params)
             counted = not self.by_flex or self.device.startswith("cuda")
             yield from memory_rows(workload, self.device, self.plan(), counted)
@@ -236,7 +221,7 @@ class AttentionCase(Case):
                 latency = replace(latency, predicted=roofline)
                 yield from rate_rows(latency, flops, self.dtype, ceilings)
             yield latency
-            if scope == "forward" and self.compiles:
+            if scope == "forward":
                 yield compile_row(first_ms, latency.estimate)
             if scope == "forward" and params.cold_cache:
                 cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
@@ -255,8 +240,8 @@ class AttentionCase(Case):
         kept = self._parsed.pattern not in CHOOSERS
         return replace(built, details=built.details | {"kept": kept})
 
-    def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
-        """Yield the sparsity, the block sparsity, and the FLOPs that torch's counter finds."""
+    def _sparsity_rows(self, work: attention.Work) -> Measurements:
+        """Yield the sparsity and the block sparsity."""
         dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
@@ -266,10 +251,6 @@ class AttentionCase(Case):
             flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
-        # torch's FLOP counter covers only torch's own operations.
-        if not self.compiles and self.attention_type != "flash_attn":
-            counted = {"method": "flop_counter", "predicted": self._flops(work)}
-            yield exact("flops", count_flops(forward.call).full, scope="forward", **counted)
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nanolib.experiments.attention.case import AttentionCase
-from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
-from nanolib.measurement import BadInput, shown
+from nanolib.experiments.attention.quality import QualityCase
+from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
@@ -16,8 +16,6 @@ from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps
 from nanolib.run.peaks_case import ceiling_cases
-
-_Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Params(shared.Params):
@@ -35,11 +33,9 @@ class Params(shared.Params):
         causal: Whether to mask future tokens.
         backward: Whether to measure the backward pass too.
         cold_cache: Whether to time the forward pass with a cold cache too.
-        quality_patterns: Sparse patterns that replace dense attention in a trained decoder, or
-            empty for none.
-        quality_sparsities: Target sparsities of the quality patterns.
+        quality_attentions: Options of the sparse attentions that replace dense attention in a
+            trained decoder, such as `{pattern: window, sparsity: 0.9}`, or empty for none.
         quality_seq_len: Sequence length of the trained decoder, tokens.
-        quality_block_size: Side length of a tile in the quality patterns, tokens.
         quality_seeds: Number of decoders to train, each with a seed for its initial weights.
         quality_steps: Training steps before sparse attention replaces dense attention.
         quality_finetune_steps: Training steps of the dense and the sparse decoder after the
@@ -59,8 +55,7 @@ class Params(shared.Params):
         "head_dim",
         "causal",
         "backward",
-        "quality_patterns",
-        "quality_sparsities",
+        "quality_attentions",
         "device",
         "budget_s",
         "label",
@@ -82,10 +77,10 @@ class Params(shared.Params):
     causal: bool = True
     backward: bool = True
     cold_cache: bool = False
-    quality_patterns: list[Literal[QUALITY_PATTERNS]] = Field(["window"])
-    quality_sparsities: Grid[_Share] = Field([0.5])
+    quality_attentions: list[dict[str, Any]] = Field(
+        [{"pattern": "window", "sparsity": 0.5, "block_size": 16}]
+    )
     quality_seq_len: int = Field(64, ge=16, le=65_536)
-    quality_block_size: Count = 16
     quality_seeds: int = Field(2, ge=2, le=1000)
     quality_steps: Steps = 200
     quality_finetune_steps: Steps = 50
@@ -95,18 +90,19 @@ class Params(shared.Params):
     @field_validator("attention_types", mode="before")
     @classmethod
     def _spell_out(cls, values: Any) -> Any:
-        values = [values] if isinstance(values, dict) else values or []
+        if not isinstance(values, list):
+            return values
         return [{"kind": value} if isinstance(value, str) else value for value in values]
 
-    @field_validator("attention_types")
+    @field_validator("attention_types", "quality_attentions")
     @classmethod
-    def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _options_exist(
+        cls, values: list[dict[str, Any]], info: ValidationInfo
+    ) -> list[dict[str, Any]]:
+        is_sparse = info.field_name == "quality_attentions"
         for value in values:
-            if "kind" not in value:
-                kinds = ", ".join(attention.kinds())
-                raise ValueError(f"{shown(value)} has no kind; set kind to one of {kinds}")
             try:
-                attention.parse_options(*_kind(value))
+                attention.parse_options(*(("sparse", value) if is_sparse else _kind(value)))
             except BadInput as error:
                 raise ValueError("; ".join(error.lines)) from None
         return values
@@ -126,18 +122,20 @@ class Params(shared.Params):
         Raises:
             BadInput: A function cannot be imported.
         """
-        for value in self.attention_types:
-            for field in value.keys() & {"call", "mask_mod"}:
-                functions.imported(f"attention_options.{field}", value[field])
+        for parameter in ("attention_types", "quality_attentions"):
+            for value in getattr(self, parameter):
+                for option in value.keys() & {"call", "mask_mod"}:
+                    functions.imported(f"{parameter}.{option}", value[option])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of an attention, with the installed flash-attn version."""
     options = {name: option for name, option in value.items() if name != "kind"}
-    if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
+    kind = value.get("kind")
+    if kind == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
         options |= {"version": found} if found else {}
-    return value["kind"], options
+    return kind, options
 
 
 def cases(params: Params) -> list[Case]:
@@ -151,15 +149,13 @@ def cases(params: Params) -> list[Case]:
     for seq_len, batch_size, dtype, (kind, options) in shapes:
         named = (device, kind_name(kind, options), kind, options)
         found.append(AttentionCase(*named, seq_len, batch_size, dtype, *rest))
-    for pattern, target in product(params.quality_patterns, params.quality_sparsities):
+    for options in params.quality_attentions:
         found.append(
             QualityCase(
                 device,
-                f"{pattern} s={target:g}",
-                pattern,
-                target,
+                kind_name("sparse", options),
+                options,
                 params.quality_seq_len,
-                params.quality_block_size,
                 params.quality_seeds,
                 params.quality_steps,
                 params.quality_finetune_steps,

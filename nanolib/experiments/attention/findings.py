@@ -3,7 +3,6 @@
 The first finding answers the question of the notebook: when is sparse attention faster?
 """
 
-import re
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
@@ -52,7 +51,7 @@ _COLUMNS = (
 )
 ATTENTION_COLUMNS = titles(_COLUMNS)
 _QUALITY = (
-    Column("pattern", "Pattern"),
+    Column("name", "Attention"),
     Column("sparsity", "Sparsity", "sparsity"),
     Column("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense"),
     Column("replaced", "Replaced, Δ loss [95 %]", "loss_difference", "replaced"),
@@ -79,10 +78,9 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
     table = table.assign(
         is_dense=is_dense,
-        mask_is_dense=(table["sparsity"] == 0) & ~is_dense,
+        mask_is_dense=[Flag.MASK_IS_DENSE in flags for flags in table["flags"]],
         shape=table["batch_size"].astype(int).astype(str) + ", " + table["dtype"],
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
-        unsteady=[Flag.NO_STEADY_STATE in flags for flags in table["flags"]],
     )
     # If each forward pass builds a mask, the forward time already includes the mask.
     is_kept = table["mask_kept"].ne(False)
@@ -96,28 +94,26 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-@table_of("attention", "pattern")
+@table_of("attention", "seeds")
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one line per sparse pattern and target sparsity.
+    """Return a table with one line per sparse attention in a trained decoder.
 
-    `replaced` and `fine_tuned` are differences from the dense loss, in nats per byte.
+    `replaced` and `fine_tuned` are differences from the dense loss, in nats per byte. `pattern` is
+    the first word of the name.
     """
-    factors = ["pattern", "target", "seq_len", "seeds", "steps"]
-    table = add_metric_columns(case_rows(rows, factors, "pattern"), rows, _QUALITY)
-    table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
-    return with_state(table)
+    table = case_rows(rows, ["name", "seq_len", "seeds", "steps"], "seeds")
+    table = add_metric_columns(table, rows, _QUALITY)
+    return with_state(table.assign(pattern=table["name"].str.split().str[0]))
 
 
 # If sparse patterns differ at a sequence length, the finding states the first of these results.
 _ORDERS = {
     "faster": "Sparse attention is faster than every dense kernel",
-    "busy": "Other processes disturbed the comparison of sparse and dense attention",
     "unclear": "No clear difference between sparse and dense attention",
     "slower": "Dense attention is faster than sparse attention",
 }
 _NARROWER = "increase budget_s"
-# Only in these patterns, smaller tiles can remove more pairs.
-_BY_TILE = re.compile(r"\b(strided|random|top_k|block s=)")
+_SPARSER = "use longer seq_lens or a sparser pattern"
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
     Order.ABOVE: "increases the loss",
@@ -136,7 +132,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     for find in (_compare_sparse, _compare_own):
         for about, group in groups:
             findings += find(group, about)
-    if not _has_mask(timed).any():
+    if not (_has_mask(timed) | timed["mask_is_dense"]).any():
         kinds = timed["is_dense"].map({True: "dense kernels", False: "your own attentions"})
         next_step = "add {kind: sparse, pattern: window} to attention_types"
         text = "Sparse attention was not measured"
@@ -149,21 +145,19 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _split_groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    # nanolib never compares timings of different runs or different devices.
-    places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]
-    for _, group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
+    several = timed["run_id"].nunique() > 1  # nanolib never compares timings of different runs.
+    for _, group in timed.groupby(["run_id", "batch_size", "dtype"], sort=False):
         first = group.iloc[0]
         causal = "Causal" if first["causal"] else "Non-causal"
         about = f"{causal}, batch {int(first['batch_size'])}, {first['dtype']}"
-        if "run_id" in places:
-            about += f", run {first['run_id'][:8]}"
-        if "device" in places:
-            about += f", {first['device']}"
-        yield about, group
+        yield about + (f", run {first['run_id'][:8]}" if several else ""), group
 
 
 def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    sparse = group[_has_mask(group) & ~group["mask_is_dense"]]
+    sparse = group[_has_mask(group)]
+    if sparse.empty and group["mask_is_dense"].any():
+        why = "no mask removes a query-key pair"
+        yield Finding("Sparse attention was not measured", why, _SPARSER, about)
     lines = drop_missing(sparse, "speed_up")
     if lines.empty:
         if len(sparse):
@@ -171,7 +165,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
             why = "no dense kernel was timed in the same rounds"
             yield Finding(text, why, "add {kind: dense} to attention_types", about)
         return
-    orders = [_find_order(line, group) for _, line in lines.iterrows()]
+    orders = [_find_order(line) for _, line in lines.iterrows()]
     lines = lines.assign(order=pd.Categorical(orders, [*_ORDERS]))
     best = lines.sort_values(["seq_len", "order", "speed_up"], ascending=[True, True, False])
     best = best.drop_duplicates("seq_len")
@@ -179,28 +173,22 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         order: f"{_ORDERS[order]} {_format_lengths(lengths)}"
         for order, lengths in best.groupby("order", observed=True)["seq_len"]
     }
-    main = next(order for order in ("faster", "unclear", "slower", "busy") if order in texts)
+    main = next(order for order in ("faster", "unclear", "slower") if order in texts)
     longest = best[best["order"] == main].iloc[-1]
     evidence = _format_gain(longest)
-    # The order is also unclear if a dense kernel was not timed in the same rounds.
+    # If the order is unclear, the smallest speed-up may be clear and another speed-up is not.
     overlaps = Estimate.of(longest, "speed_up").compare_to(ONE) is Order.NO_DIFFERENCE
     if main == "unclear" and overlaps:
         evidence += f" {OVERLAP}"
     evidence = ". ".join([evidence, *(text for order, text in texts.items() if order != main)])
-    if main != "busy":
-        best = best[best["order"] != "busy"]
     compared = tuple(pair for _, line in best.iterrows() for pair in _list_speed_ups(line))
     yield Finding(texts[main], evidence, _NARROWER if main == "unclear" else "", about, compared)
 
 
-def _find_order(line: pd.Series, group: pd.DataFrame) -> str:
+def _find_order(line: pd.Series) -> str:
     """Compare a pattern with the dense kernels of the same length. Return a key of `_ORDERS`."""
-    figures = line["speed_up_over"]
-    if any(figure.busy for figure in figures):
-        return "busy"
-    dense = group[group["is_dense"] & (group["seq_len"] == line["seq_len"])]["name"]
-    orders = {figure.compare_to(ONE) for figure in figures}
-    if orders == {Order.ABOVE} and set(dense) <= {figure.name for figure in figures}:
+    orders = {figure.compare_to(ONE) for figure in line["speed_up_over"]}
+    if orders == {Order.ABOVE}:
         return "faster"
     return "slower" if Order.BELOW in orders else "unclear"
 
@@ -217,7 +205,9 @@ def _format_gain(line: pd.Series) -> str:
 
 
 def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    lines = drop_missing(group[group["name"].str.startswith("own ")], "speed_up")
+    """Compare attentions without a mask that nanolib knows with dense attention."""
+    is_other = ~(group["is_dense"] | group["mask_is_dense"] | _has_mask(group))
+    lines = drop_missing(group[is_other], "speed_up")
     for _, line in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
         name, dense = line["name"], line["speed_up_baseline"]
         where = _format_lengths([line["seq_len"]])
@@ -232,10 +222,8 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     nothing = group[group["mask_is_dense"]]
     for name, lines in nothing.groupby("name", sort=False):
         where = _format_lengths(sorted(lines["seq_len"].unique()))
-        other = "smaller block_size" if _BY_TILE.search(name) else "sparser pattern"
-        next_step = f"use longer seq_lens or a {other}"
         text = f"The mask of {name} removes no pairs {where}"
-        yield Finding(text, "the comparison excludes such masks", next_step, about)
+        yield Finding(text, "the comparison excludes such masks", _SPARSER, about)
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
@@ -256,7 +244,7 @@ def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _has_mask(lines: pd.DataFrame) -> pd.Series:
-    return ~lines["is_dense"] & lines["sparsity"].notna()
+    return ~lines["is_dense"] & (lines["sparsity"] > 0)
 
 
 def _format_lengths(lengths: Iterable[float]) -> str:
@@ -284,7 +272,9 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
 def _compare_loss(line: pd.Series) -> Finding:
     if not line["sparsity"]:
         text = f"The loss of {line['pattern']} was not measured"
-        return Finding(text, "the mask removes no pairs", "reduce quality_block_size")
+        return Finding(
+            text, "the mask removes no pairs", "use a sparser pattern or a smaller block_size"
+        )
     scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(line[scope])]
     figures = [Estimate.of(line, scope, "loss_difference", line["pattern"]) for scope in scopes]
     effects = [_EFFECTS[figure.compare_to(_NONE)] for figure in figures]

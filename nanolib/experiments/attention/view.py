@@ -10,7 +10,6 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.numbers import format_number
 from nanolib.report.charts import (
     COUNTED_KEY,
     KEY,
@@ -20,40 +19,33 @@ from nanolib.report.charts import (
     series_names,
 )
 from nanolib.report.overview import join_words, rows_with_factor, why_empty
-from nanolib.report.plot import links, plot, point_columns
+from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal", "device"]
 _TIMED = {"forward": "forward", "backward": "backward"}
-_PARTS = ["forward", "backward", "mask"]
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-tune"}
 
 
 def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     """Draw the smallest speed-up of a forward pass over the dense kernels, and the upper bound."""
-    timed = drop_missing(attention_table(rows), "forward")
-    table = drop_missing(timed, "speed_up")
+    table = drop_missing(attention_table(rows), "speed_up")
     title = "Speed-up of sparse over dense attention"
-    lacking = "sparse attention was not timed in turns with dense attention"
-    if len(table := table[~table["is_dense"]] if len(table) else table):
-        table, lacking = table[~table["mask_is_dense"]], "no mask removes a pair"
+    if len(table):
+        table = table[~table["is_dense"] & ~table["mask_is_dense"]]
     if table.empty:
-        return empty_chart(title, lacking if len(timed) else why_empty(rows, "attention"))
+        return empty_chart(title, why_empty(rows, "attention"))
     series, alike = series_names(table, _OTHERS, "")
-    ends = series + "  " if table["seq_len"].nunique() > 1 else ""  # Rows have names at the left.
     dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
-    sparsity = table["sparsity"].map(", sparsity {:.0%}".format)
-    sparsity = sparsity.where(table["sparsity"].notna(), "")
     data = pd.DataFrame(
         {
             "series": series,
             "x": table["seq_len"].astype(int),
             "pred": table["bound"],
-            "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
-            "text": ends + table["speed_up"].map("{:.2f}×".format),
-            "note": "over " + table["speed_up_baseline"] + sparsity,
+            "sure": table["state"] == "ok",
+            "note": "over " + table["speed_up_baseline"],
             **point_columns(table, "speed_up", "y"),
         }
     )
@@ -62,7 +54,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         title + alike,
         subtitle=[
             f"Forward pass, timed in turns with {dense}. Smallest speed-up over any dense kernel.",
-            "The time to build a reusable mask is excluded. Hollow: not settled, or a busy machine.",
+            "The time to build a reusable mask is excluded. Hollow: the state in the table is not ok.",
             "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",
@@ -73,28 +65,9 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def attention_parts(rows: pd.DataFrame) -> Drawing:
-    """Draw forward, backward and mask time of each attention at the longest sequence length."""
-    table = drop_missing(attention_table(rows), "forward")
-    title = "Attention time at the longest sequence length"
-    if len(table):
-        longest = table["seq_len"].max()
-        table = table[table["seq_len"] == longest]
-        series, alike = series_names(table, [*_OTHERS, "run_id"], "")
-        title += f"{alike}: {int(longest):,} tokens"
-        total = table[_PARTS].sum(axis=1)
-        text = total.map(format_number) + " ms"
-        table = table.assign(series=series, total=total, text=text, **links(table))
-        table = table.sort_values("total")
-        table = table.melt(["series", "text", "link_run", "link_n"], _PARTS, "part", "x")
-        table = table[table["x"] > 0]
-    return plot(
-        table,
-        title,
-        "bars",
-        unit="Median time (ms)",
-        empty=why_empty(rows, "attention"),
-    )
+attention_latency = scaling_chart(
+    "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS
+)
 
 
 def attention_quality(rows: pd.DataFrame) -> Drawing:
@@ -102,8 +75,8 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
-        lacking = "the loss was not measured; set quality_patterns"
-        cases = rows_with_factor(rows, "attention", "pattern")
+        lacking = "the loss was not measured; set quality_attentions"
+        cases = rows_with_factor(rows, "attention", "seeds")
         return empty_chart(title, why_empty(cases, "attention", lacking))
     seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
     subtitle = [f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."]
@@ -112,6 +85,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     shown = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],
+        "note": table["name"],
         "sure": table["steps"] >= LEARNING_STEPS,
     }
     panels = [
@@ -134,7 +108,7 @@ SECTION = Section(
     "When is sparse attention faster?",
     {
         "attention_speed_up": attention_speed_up,
-        "attention_parts": attention_parts,
+        "attention_latency": attention_latency,
         "attention_quality": attention_quality,
     },
     {
@@ -143,9 +117,6 @@ SECTION = Section(
     },
     verdict,
     files={
-        "attention_latency": scaling_chart(
-            "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS
-        ),
         "attention_memory": scaling_chart(
             "attention",
             "peak_memory",

@@ -1,13 +1,24 @@
 """Define the parameters and the cases of the distributed notebook."""
 
 from itertools import product
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, conint, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from nanolib.experiments.distributed import prefill
-from nanolib.experiments.distributed.decode import DecodeCase
-from nanolib.experiments.distributed.prefill import MemoryCase, PrefillCase
+from nanolib.experiments.distributed.case import (
+    DECODE,
+    DENSE,
+    FORWARD,
+    MATH,
+    MEMORY,
+    PREFILL_ALGORITHMS,
+    RING,
+    TRAINING,
+    ULYSSES,
+    WHOLE,
+    MemoryCase,
+    ShardedCase,
+)
 from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
@@ -15,7 +26,7 @@ from nanolib.run.case import Case
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length
 from nanolib.run.ranks import HANG_S, nodes_of
 
-Lengths = Annotated[list[Length], Field(max_length=64)]
+MEMORY_ALGORITHMS = (MATH, DENSE, RING, ULYSSES)
 
 
 class Params(shared.Params):
@@ -26,12 +37,10 @@ class Params(shared.Params):
         seq_lens: Lengths of the sharded cache in decoding, tokens, or empty for no decoding.
         algorithms: Decoding algorithms to measure: `three_allreduce`, `fused`, `gather`, `ring`,
             `pass_q`.
-        q_len: Number of new tokens per sequence in decoding.
         prefill_seq_lens: Sequence lengths of prefill, tokens, or empty for no prefill.
         prefill_algorithms: Prefill algorithms to measure: `ring`, `zigzag`, `ulysses`.
         backward: Whether to measure the backward pass of prefill too.
         memory_seq_lens: Sequence lengths to plan peak memory for, tokens, or empty for none.
-        memory_measured_up_to: Longest sequence whose peak memory is measured on one rank, tokens.
         batch_size: Sequences per batch.
         num_heads: Number of query heads.
         num_kv_heads: Number of key and value heads, a divisor of `num_heads`.
@@ -61,24 +70,22 @@ class Params(shared.Params):
         "label",
     )
 
-    world_sizes: Grid[conint(gt=0, le=1024)] = Field([1, 2])  # type: ignore[valid-type]
-    seq_lens: Lengths = Field([32768])
+    world_sizes: Grid[Count] = Field([1, 2])
+    seq_lens: list[Length] = Field([32768])
     algorithms: list[Literal[ALGORITHMS]] = Field(
         ["three_allreduce", "fused", "gather", "pass_q"], min_length=1
-    )  # type: ignore[valid-type]
-    q_len: Length = 1
-    prefill_seq_lens: Lengths = Field([1024])
-    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
+    )
+    prefill_seq_lens: list[Length] = Field([1024])
+    prefill_algorithms: list[Literal[PREFILL_ALGORITHMS]] = Field(["ring", "zigzag"], min_length=1)
     backward: bool = False
-    memory_seq_lens: Lengths = Field([1024, 16384, 131072, 1048576])
-    memory_measured_up_to: int = Field(1024, ge=0)
+    memory_seq_lens: list[Length] = Field([1024, 16384, 131072, 1048576])
     batch_size: Batch = 1
     num_heads: Count = 8
     num_kv_heads: Count = 8
     head_dim: Count = 64
     dtypes: Dtypes = Field(["float32"])
     threads: Count = 1
-    extrapolate_to_ranks: list[conint(gt=0, le=65_536)] = Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
+    extrapolate_to_ranks: list[Count] = Field([4, 8, 16])
     rank_timeout_s: float = Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
 
@@ -96,12 +103,7 @@ class Params(shared.Params):
             raise ValueError(
                 f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
             )
-        if self.seq_lens and self.q_len > min(self.seq_lens):
-            raise ValueError(
-                f"q_len: must be at most {min(self.seq_lens)}, the shortest of seq_lens, "
-                f"got {self.q_len}"
-            )
-        is_ulysses = self.prefill_seq_lens and prefill.ULYSSES in self.prefill_algorithms
+        is_ulysses = self.prefill_seq_lens and ULYSSES in self.prefill_algorithms
         for world in self.world_sizes if is_ulysses else ():
             if not _can_split(heads, kv_heads, world):
                 raise ValueError(
@@ -118,33 +120,26 @@ def _can_split(heads: int, kv_heads: int, ranks: int) -> bool:
 
 def cases(params: Params) -> list[Case]:
     """List the cases of decoding, prefill and memory for each number of ranks."""
-    found = []
     device = resolve_device(params.device)
+    # A launch on several ranks also times one rank, so one rank has no launch of its own.
     several = [world for world in params.world_sizes if world > 1]
-    names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
-    heads = {name: getattr(params, name) for name in names}
-    for dtype in params.dtypes:
-        shape = heads | {"device": device, "dtype": dtype}
-        decoding = shape | {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
-        for seq_len, world in product(params.seq_lens, params.world_sizes):
-            found.append(DecodeCase(**decoding, **_on_ranks(params, seq_len, world)))
-        # A case on several ranks also times one rank, so there is no separate case for one rank.
-        for seq_len, world in product(params.prefill_seq_lens, several or [1]):
-            algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
-            passes = shape | {"prefill_algorithms": algorithms, "backward": params.backward}
-            found.append(PrefillCase(**passes, **_on_ranks(params, seq_len, world)))
-        for algorithm in prefill.MEMORY_ALGORITHMS:
-            for world in several if algorithm in prefill.ALGORITHMS else [1]:
-                can_split = _can_split(params.num_heads, params.num_kv_heads, world)
-                if algorithm == prefill.ULYSSES and not can_split:
-                    continue
-                for seq_len in params.memory_seq_lens:
-                    planned = shape | {"memory_algorithm": algorithm, "world_size": world}
-                    measured = seq_len <= params.memory_measured_up_to
-                    found.append(MemoryCase(**planned, seq_len=seq_len, measured=measured))
+    shape = {"device": device, "threads": params.threads}
+    for name in ("batch_size", "num_heads", "num_kv_heads", "head_dim"):
+        shape[name] = getattr(params, name)
+    phases = [(DECODE, params.seq_lens, params.algorithms)]
+    for phase in (FORWARD, TRAINING) if params.backward else (FORWARD,):
+        phases.append((phase, params.prefill_seq_lens, params.prefill_algorithms))
+    found = []
+    for dtype, (phase, lengths, algorithms) in product(params.dtypes, phases):
+        for seq_len, world in product(lengths, several or [1]):
+            for algorithm in (DENSE, *algorithms) if several else (DENSE,):
+                own = {"phase": phase, "algorithm": algorithm, "dtype": dtype}
+                own |= {"seq_len": seq_len, "world_size": world, "nodes": nodes_of(world)}
+                found.append(ShardedCase(**shape | own))
+    for dtype, algorithm in product(params.dtypes, MEMORY_ALGORITHMS):
+        for world in [1] if algorithm in WHOLE else several:
+            if algorithm != ULYSSES or _can_split(params.num_heads, params.num_kv_heads, world):
+                own = {"phase": MEMORY, "algorithm": algorithm, "dtype": dtype}
+                own |= shape | {"world_size": world}
+                found += [MemoryCase(**own, seq_len=n) for n in params.memory_seq_lens]
     return found
-
-
-def _on_ranks(params: Params, seq_len: int, world: int) -> dict[str, int]:
-    ranks = {"world_size": world, "threads": params.threads, "nodes": nodes_of(world)}
-    return ranks | {"seq_len": seq_len}

@@ -18,7 +18,8 @@ from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_acros
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
-from nanolib.run.case import Predicted
+from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.scaling import LinkCost, link_cost
 
 _SLOWEST = "perf_counter, slowest rank"
 
@@ -49,14 +50,6 @@ def time_calls(
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
-def predict_traffic(sent: Mapping[str, Traffic]) -> Predicted:
-    """Return the communication steps of each algorithm, and the most bytes that a rank sends."""
-    return {
-        "communication steps": {name: traffic.rounds for name, traffic in sent.items()},
-        "bytes sent per rank": {name: max(traffic.sent) for name, traffic in sent.items()},
-    }
-
-
 @dataclass(frozen=True)
 class Launch:
     """Results from all ranks of one case. The methods make rows of measurements.
@@ -73,9 +66,9 @@ class Launch:
         """Return the time of the slowest rank in each block, ms, shape [blocks]."""
         return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
 
-    def latency(self, scope: str, **details: Any) -> Measurement:
+    def latency(self, name: str, scope: str, **details: Any) -> Measurement:
         """Return the `latency` of a call that all ranks make together."""
-        row = summarize(self.slowest(scope), scope=scope, method=_SLOWEST, details=details)
+        row = summarize(self.slowest(name), scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
 
     @cached_property
@@ -87,55 +80,53 @@ class Launch:
             for at, is_busy in enumerate(busy)
         ]
 
-    def speed_ups(self, scope: str, others: Iterable[str]) -> Measurements:
+    def speed_ups(self, name: str, others: Iterable[str], scope: str) -> Measurements:
         """Yield the speed-ups of a call over other calls, if enough rounds contain both calls."""
         for other in others:
-            if other == scope:
-                continue
-            row = speed_up_row(self._rounds, scope, other, scope=f"{scope}{OVER}{other}")
+            row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
             if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
 
-    def algorithm(
-        self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
-    ) -> Measurements:
-        """Yield rows with the traffic, the time of each part, and the error of an algorithm.
+    def traffic(self, name: str, scope: str, traffic: Traffic | None) -> Measurements:
+        """Yield the communication of one call by formula, and the bytes that the ranks counted."""
+        if traffic is None:
+            return
+        mean = sum(traffic.sent) / len(traffic.sent)
+        yield exact("communication_steps", traffic.rounds, scope=scope)
+        yield exact("wire_bytes", mean, scope=scope, details={"most": max(traffic.sent)})
+        counted = self.answers[0]["bytes"].get(name)
+        if counted is not None:
+            how = {"n": 1, "method": "interface", "predicted": mean, "flags": self.flags}
+            yield Measurement("wire_bytes", counted / len(self.answers), scope=scope, **how)
 
-        Args:
-            algorithm: Name of the algorithm.
-            traffic: Communication of one call by formula, or None if a call sends nothing.
-            predicted_ms: Communication time of one call by the cost model, ms.
-        """
-        if traffic:
-            mean = sum(traffic.sent) / len(traffic.sent)
-            yield exact("communication_steps", traffic.rounds, scope=algorithm)
-            yield exact("wire_bytes", mean, scope=algorithm, details={"most": max(traffic.sent)})
-            counted = self.answers[0]["bytes"].get(algorithm)
-            if counted is not None:
-                how = {"n": 1, "method": "interface", "predicted": mean, "flags": self.flags}
-                each = counted / len(self.answers)
-                yield Measurement("wire_bytes", each, scope=algorithm, **how)
-        yield from self._parts(algorithm, predicted_ms)
-        errors = [answer["errors"].get(algorithm) for answer in self.answers]
+    def errors(self, name: str, scope: str) -> Measurements:
+        """Yield the largest relative error of all ranks, if the ranks checked their outputs."""
+        errors = [answer["errors"].get(name) for answer in self.answers]
         if None not in errors:
-            how = {"n": len(errors), "method": "float64", "scope": algorithm}
+            how = {"n": len(errors), "method": "float64", "scope": scope}
             yield Measurement("relative_error", max(errors), **how)
 
-    def _parts(self, algorithm: str, predicted_ms: float | None) -> Measurements:
-        """Yield a `component_time` row per part, and for compute, wait and communication."""
+    def parts(self, name: str, predicted_ms: float | None = None) -> Measurements:
+        """Yield a `component_time` row per part, and for compute, wait and communication.
+
+        Args:
+            name: Name of the call.
+            predicted_ms: Communication time of one call by the cost model, ms.
+        """
         ranks = {
-            rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
+            rank: pd.DataFrame(answer["parts"].get(name))
+            for rank, answer in enumerate(self.answers)
         }
         parts = pd.concat(ranks).fillna(0.0)
         kinds = {
             kind: parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
             for prefix, kind in KINDS.items()
         }
-        for name, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
-            of_runs = ms.unstack()  # The shape of this table is [ranks, runs].
-            longest = of_runs.max().to_numpy()
+        if parts.empty:  # nanolib times no parts of a training pass.
+            return
+        for scope, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
+            longest = ms.groupby(level=1).max().to_numpy()  # The levels are ranks and runs.
             low, estimate, high, confidence = interval_of(longest)
-            spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})
             yield Measurement(
                 "component_time",
                 estimate,
@@ -144,9 +135,41 @@ class Launch:
                 confidence,
                 len(longest),
                 tuple(longest.tolist()),
-                predicted_ms if name == "communication" else None,
+                predicted_ms if scope == "communication" else None,
                 method=_SLOWEST,
-                scope=f"{algorithm}: {name}",
+                scope=scope,
                 flags=self.flags,
-                details={"ranks": spread.to_dict("records")},
             )
+
+
+def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
+    """Fit the cost per message and per byte to the times of collectives.
+
+    Args:
+        launch: Results from the ranks. The list `links` in each result contains the messages, the
+            bytes and the scope of each collective.
+        scope: Scope of the rows with the fitted cost.
+
+    Returns:
+        The fitted cost and the rows. The cost is None if too few sizes were timed. The rows
+        contain the times of the collectives and, if there is one, the fitted cost.
+    """
+    rows = [launch.latency(link["scope"], **link) for link in launch.answers[0]["links"]]
+    messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
+    try:
+        link = link_cost(messages, sent, [np.median(row.samples) / 1e3 for row in rows])
+    except TooFewSamples:
+        return None, rows
+    costs = zip(rows, messages, sent, strict=True)
+    rows = [replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
+    fit = {
+        "n": len(rows),
+        "method": "least squares over collectives",
+        "scope": scope,
+        "flags": launch.flags,
+        "details": {"residuals": list(link.residuals)},
+    }
+    rows.append(Measurement("link_latency", 1e3 * link.alpha, **fit))
+    if link.beta:
+        rows.append(Measurement("link_bandwidth", 1 / link.beta, **fit))
+    return link, rows

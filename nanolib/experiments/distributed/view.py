@@ -5,20 +5,20 @@ from collections.abc import Iterator
 import pandas as pd
 
 from nanolib.experiments.distributed.tables import (
+    BASELINE,
     COMPONENT_COLUMNS,
     DECODE_COLUMNS,
     KINDS,
     PREFILL_COLUMNS,
-    UNCLEAR,
     component_table,
     decode_table,
     drop_oversubscribed,
-    find_limit,
     prefill_table,
+    rank_table,
 )
-from nanolib.measurement import Flag, Provenance
+from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
+from nanolib.report.finding import Estimate, Finding, Order, unclear
 from nanolib.report.overview import (
     explain_missing,
     join_words,
@@ -31,18 +31,6 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, times
 from nanolib.report.theme import Drawing, empty_chart
 
-_NOT_VALID = frozenset({Flag.OVERSUBSCRIBED, Flag.BUSY_MACHINE})
-_SCALES = Estimate.exact(0.8)  # Above this efficiency, a finding advises more ranks.
-# For each limit of decoding, this table has the text and the next step of the finding.
-_LIMITS = {
-    "compute": ("Decoding is compute-bound", ""),
-    "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to fit the cores"),
-    "communication": (
-        "Decoding is communication-bound",
-        "use longer seq_lens or smaller world_sizes",
-    ),
-}
-
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
     """Draw the measured and the predicted time per token by number of ranks."""
@@ -50,27 +38,28 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    modelled = pick(rows_with_factor(rows, "distributed", "algorithms"), "latency")
+    # One rank computes the baseline in every launch. The last launch has the most ranks.
+    is_base = table["algorithm"] == BASELINE
+    table = table.assign(world_size=table["world_size"].mask(is_base, 1))
+    shape = ["run_id", "dtype", "seq_len", "algorithm", "world_size"]
+    table = table.drop_duplicates(shape, keep="last")
+    modelled = pick(rows_with_factor(rows, "distributed", "phase"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     modelled = modelled.rename(columns=lambda name: name.removeprefix("factor."))
     # The dashed line of predictions starts at the largest measured number of ranks.
     most = modelled["world_size"].max()
     modelled = modelled[modelled["world_size"] == most]
-    modelled = modelled.assign(
-        algorithm=[details["algorithm"] for details in modelled["details"]],
-        world_size=[details["world_size"] for details in modelled["details"]],
-    )
-    both = pd.concat([table, modelled], ignore_index=True)
+    ranks = [details["world_size"] for details in modelled["details"]]
+    both = pd.concat([table, modelled.assign(world_size=ranks)], ignore_index=True)
     start = both["latency"].where(both["world_size"] == most)
-    limits = ("limited by " + both["binds"]).replace(f"limited by {UNCLEAR}", "limit unclear")
     data = pd.DataFrame(
         {
             "panel": _format_lengths(both) + ", " + both["dtype"],
             "series": both["algorithm"].str.replace("_", " "),
             "x": both["world_size"].astype(int),
             "pred": both["estimate"].fillna(start),
-            "note": limits.where(both["binds"] != "", "").fillna("modelled"),
-            "sure": [not _NOT_VALID.intersection(flags) for flags in both["flags"]],
+            "note": both["provenance"].fillna(""),
+            "sure": both["state"] == "ok",
             **point_columns(both, "latency", "y"),
         }
     )
@@ -79,7 +68,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
         title,
         subtitle=[
             "Slowest rank, 95 % intervals. Dashed: cost model.",
-            "Hollow: more ranks than cores, or a busy machine, so the speed is not valid.",
+            "Hollow: the state in the table is not ok.",
         ],
         unit="Time per token (ms)",
         xunit="Number of ranks",
@@ -94,7 +83,9 @@ def _format_lengths(table: pd.DataFrame) -> pd.Series:
 def decode_shares(rows: pd.DataFrame) -> Drawing:
     """Draw the time per token of each component, such as local attention or waiting."""
     title = "Time per token by component"
-    table = component_table(rows_with_factor(rows, "distributed", "algorithms"))
+    table = component_table(rows)
+    if len(table):
+        table = table[(table["phase"] == "decode") & (table["algorithm"] != BASELINE)]
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
@@ -125,13 +116,12 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
 def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the measured and the planned peak memory of a rank over the sequence length."""
     title = "Peak memory per rank"
-    peaks = pick(rows_with_factor(rows, "distributed", "world_size"), "peak_memory")
-    peaks = peaks[peaks["scope"].str.endswith(" forward")]
+    peaks = pick(rows_with_factor(rows, "distributed", "phase"), "peak_memory")
+    peaks = peaks[peaks["scope"].isin(["forward", "memory"])]
     if peaks.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    algorithm = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")
-    is_whole = algorithm.isin(["flash", "math"])
-    ranks = peaks["factor.world_size"]
+    algorithm, ranks = peaks["factor.algorithm"], peaks["factor.world_size"]
+    is_whole = algorithm.isin([BASELINE, "math"])
     several = ranks.where(~is_whole, 1).max()
     series = algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"})
     if peaks["factor.dtype"].nunique() > 1:
@@ -154,57 +144,51 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
 
 
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings about the scaling of attention over ranks, and what limits decoding."""
-    decoded = drop_missing(decode_table(rows), "latency")
-    scaling, limits = [], []
-    for dtype, n, group in _select_longest(decoded, ["dtype"]):
-        several = group[group["world_size"] > 1]
+    """Return findings about the scaling of attention over ranks, and the parts of decoding."""
+    table = drop_missing(rank_table(rows), "latency")
+    scaling, parts = [], []
+    for (phase, dtype), group in (
+        table.groupby(["phase", "dtype"], sort=False) if len(table) else ()
+    ):
+        n = int(group["seq_len"].max())
+        lines = group[group["seq_len"] == n]
+        what = f"Prefill of {n:,} tokens ({phase})"
+        if phase == "decode":
+            what = f"Decoding over {n:,} keys"
+        several = lines[lines["algorithm"] != BASELINE]
         usable = drop_oversubscribed(several)
         if len(usable):
             fastest = _select_fastest(usable)
-            scaling.append(_compare_scaling(fastest, f"Decoding over {n} keys", dtype))
-            limits += _state_limit(fastest.iloc[0], f"at {n} keys", dtype)
+            scaling.append(_compare_scaling(fastest, what, dtype))
+            if phase == "decode":
+                parts += _list_parts(fastest.iloc[0], f"at {n:,} keys", dtype)
             continue
-        text = f"The scaling of decoding over {n} keys was not measured"
         why, next_step = "only one rank was used", "set world_sizes to [1, 2]"
         if len(several):
             why = "the ranks need more cores than this machine has"
             next_step = "reduce world_sizes or threads"
+        text = f"The scaling of {what[0].lower()}{what[1:]} was not measured"
         scaling.append(Finding(text, why, next_step, dtype))
-    whole = drop_missing(prefill_table(rows), "latency")
-    whole = drop_oversubscribed(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
-    prefill = [
-        _compare_scaling(_select_fastest(group), f"Prefill of {n} tokens ({direction})", dtype)
-        for dtype, direction, n, group in _select_longest(whole, ["dtype", "direction"])
-    ]
-    found = [*scaling[:2], *limits[:1], *prefill[:2]]
+    found = [*scaling[:2], *parts[:1], *scaling[2:]]
     return found or explain_missing(rows, "distributed", "Attention across ranks")
 
 
-def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield each combination of values in `by`, with its longest sequence length and its lines."""
-    for values, group in table.groupby(by, sort=False) if len(table) else ():
-        n = int(group["seq_len"].max())
-        yield *values, f"{n:,}", group[group["seq_len"] == n]
-
-
 def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the fastest case at the largest number of ranks, sorted by latency."""
+    """Return the lines of the launch with the most ranks, sorted by latency."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
-    best = most.iloc[0]
-    return most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
+    return most[most["run_id"] == most.iloc[0]["run_id"]]
 
 
 def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     """Compare the fastest algorithm with one rank, and with other algorithms in the same launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
-    rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
+    rivals = {figure.name for figure in best["speed_up_over"]} - {BASELINE}
     which = f"The {'fastest' if rivals else 'only'} algorithm is {algorithm}, at "
     which += in_ms(best, "latency")
-    if ties := not_slower(best, lines["call"]):
-        tied = lines[lines["call"].isin([best["call"], *ties])]
+    if ties := not_slower(best, lines["algorithm"]):
+        tied = lines[lines["algorithm"].isin([best["algorithm"], *ties])]
         ms = join_words(in_ms(line, "latency") for _, line in tied.iterrows())
         names = join_words(tied["algorithm"].str.replace("_", " "))
         which = ": ".join(unclear(names, ms))
@@ -221,25 +205,13 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     return Finding(text, f"{evidence}. {which}", about=about, compared=compared)
 
 
-def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
-    kind, compared = find_limit(best)
-    if not kind:
-        return
-    where += f" on {best['ranks']} ranks"
-    if kind == UNCLEAR:
-        first, _, second = compared[0]
-        parts = "compute and the sum of wait and communication"
-        if len(compared) > 1:
-            parts = "wait and communication"
-        text, ms = unclear(f"{parts} {where}", f"{first.text(' ms')} and {second.text(' ms')}")
-        yield Finding(text, ms, "increase budget_s", about, compared)
-        return
-    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
-    text, next_step = _LIMITS[kind]
-    scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
-    if kind == "compute" and scales[0][1] is Order.ABOVE:
-        next_step, compared = "add a larger number to world_sizes", compared + scales
-    yield Finding(f"{text} {where}", ms, next_step, about, compared)
+def _list_parts(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
+    """Yield the parts of the time of a decoded token. The finding states no order of the parts."""
+    if best[[*KINDS]].notna().all():
+        text = f"A decoded token {where} on {best['ranks']} ranks has three parts"
+        evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
+        figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
+        yield Finding(text, evidence, about=about, figures=figures)
 
 
 SECTION = Section(

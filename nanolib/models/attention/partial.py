@@ -15,7 +15,7 @@ _LOWEST = -math.inf
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over some of the keys, and the log-sum-exp that `merge` needs.
 
@@ -25,7 +25,6 @@ def partial_attention(
             may be 0.
         v: Values, with the shape of `k`.
         causal: Whether query i sees only the keys 0 to i. If true, q_len must equal kv_len.
-        mask: Whether a query sees a key, bool [q_len, kv_len]. Use `mask` or `causal`, not both.
 
     Returns:
         Output, with the shape of `q`, and log-sum-exp of the scores, shape [batch, heads, q_len].
@@ -36,9 +35,7 @@ def partial_attention(
     if q.numel() == 0 or k.shape[2] == 0:
         return torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], _LOWEST, dtype=wide)
     folded, k, v = fold_groups(q, k, v, causal)
-    if mask is not None:
-        mask = mask.repeat(folded.shape[2] // q.shape[2], 1)
-    out, lse = _kernel(folded, k, v, causal, mask)
+    out, lse = _kernel(folded, k, v, causal)
     return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
@@ -63,38 +60,24 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return q.reshape(batch, kv_heads, group * q_len, head_dim), k, v
 
 
-def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp for equal numbers of query and key heads."""
     if q.device.type == "cpu":  # The bfloat16 kernel would round attention weights to 3 digits.
         q, k, v = (x.to(wide_type(x)) for x in (q, k, v))
-        bias = None
-        if mask is not None:
-            bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, _LOWEST)
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=bias
-        )
-    elif q.device.type == "cuda" and q.dtype.itemsize == 2 and mask is None:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    elif q.device.type == "cuda" and q.dtype.itemsize == 2:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
     else:
-        out, lse = plain(q, k, v, causal, mask)
-    out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
-    if mask is None:
-        return out, lse
-    # For a query that sees no key, kernels return NaN, 0 or the mean of v, and an infinite lse.
-    seen = mask.any(dim=-1)
-    return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
+        out, lse = plain(q, k, v, causal)
+    return out.to(wide_type(q)), lse.to(wide_type(q))
 
 
-def plain(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp by two matrix products, if no fused kernel applies."""
     k, v = (x.to(wide_type(q)) for x in (k, v))
     parts = []
     for rows in few_rows(q, k):
-        scores = masked_scores(q, k, causal, mask, rows)
+        scores = masked_scores(q, k, causal, rows)
         lse = torch.logsumexp(scores, dim=-1)
         parts.append((torch.exp(scores - finite(lse)[..., None]) @ v, lse))
     if len(parts) == 1:  # A single part, as in decoding, needs no copy.
@@ -111,16 +94,14 @@ def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, q.shape[2]))
 
 
-def masked_scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, rows: slice) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, causal: bool, rows: slice) -> Tensor:
     """Compute q kᵀ / √head_dim for some queries, with −inf for keys that a query does not see."""
     wide = wide_type(q)
     scores = q[:, :, rows].to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5
-    if causal:
-        queries = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-        seen = queries >= torch.arange(k.shape[2], device=q.device)
-    else:
-        seen = None if mask is None else mask[rows]
-    return scores if seen is None else scores.masked_fill(~seen, _LOWEST)
+    if not causal:
+        return scores
+    queries = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
+    return scores.masked_fill(queries < torch.arange(k.shape[2], device=q.device), _LOWEST)
 
 
 def finite(lse: Tensor) -> Tensor:

@@ -202,22 +202,20 @@ def traffic_of(
     kv_heads: int,
     head_dim: int,
     itemsize: int,
-    q_len: int = 1,
 ) -> Traffic:
     """Compute the traffic of a forward pass across ranks.
 
     Args:
-        algorithm: Name of the algorithm: one of `tree.ALGORITHMS` for decoding, or `ring`, `zigzag`
-            or `ulysses` for a whole sequence.
+        algorithm: Name of the algorithm: one of `tree.ALGORITHMS` for decoding one token per
+            sequence, or `ring`, `zigzag` or `ulysses` for a whole sequence.
         layout: Positions of the keys on each rank.
         batch: Number of sequences.
         heads: Number of query heads.
         kv_heads: Number of key heads.
         head_dim: Width of a head.
         itemsize: Bytes per element of q, k and v. Sums take 4 bytes per element.
-        q_len: Number of decoded queries per sequence.
     """
-    world, rows = layout.world, batch * heads * q_len
+    world, rows = layout.world, batch * heads
     if world == 1:
         return Traffic(0, 0, (0.0,))
     if algorithm in ("ring", "zigzag"):
@@ -231,7 +229,7 @@ def traffic_of(
         return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
     if algorithm == "pass_q":
         # Each rank sends queries with their partial results. Padding gives all outputs one size.
-        shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads * q_len
+        shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
         largest = max(map(shares.length, range(world)))
         gathered = (world - 1) * 4 * largest * group * head_dim

@@ -202,7 +202,7 @@ def plain_gradients(
     k, v = k.to(wide), v.to(wide)  # Convert keys and values once for all parts.
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     for rows in few_rows(q, k):
-        scores = masked_scores(q, k, causal, None, rows)
+        scores = masked_scores(q, k, causal, rows)
         weights = scores.sub_(finite(lse[:, :, rows])[..., None]).exp_()
         grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
         grad_v += weights.mT @ grad

@@ -27,7 +27,6 @@ from nanolib.models.attention.partial import (
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks, Sharding
-from nanolib.models.attention.reference import causal_mask
 from nanolib.models.attention.ring import rotate
 
 
@@ -41,11 +40,10 @@ def tree_attention_decode(
     layout: Sharding | None = None,
     timer: Any = None,
 ) -> Tensor:
-    """Compute attention of the newest tokens over keys that are sharded across ranks in order.
+    """Compute attention of the newest token over keys that are sharded across ranks.
 
     Args:
-        q: Queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len,
-            head_dim].
+        q: Queries of the last position, the same on every rank, shape [batch, heads, 1, head_dim].
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. kv_heads must divide
             heads. The number of keys may be 0, and may differ between ranks.
         v: This rank's values, with the shape of `k`.
@@ -54,9 +52,8 @@ def tree_attention_decode(
             the denominator and the numerator in separate messages. `fused` sums the denominator
             and the numerator in one message. `gather` gathers o_r and lse_r from all ranks. `ring`
             passes keys and values around the ranks, and `pass_q` passes queries.
-        layout: Positions of the keys on each rank. Each rank must have one piece, and the pieces
-            must be in rank order. If the layout is None, the algorithm `ring` and calls with
-            several queries gather the number of keys from each rank.
+        layout: Positions of the keys on each rank. If the layout is None, the algorithm `ring`
+            gathers the number of keys from each rank.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
@@ -69,30 +66,12 @@ def tree_attention_decode(
     if algorithm not in ALGORITHMS:
         raise BadInput(f"algorithm: {algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
     check_shapes(q, k, v)
+    if q.shape[2] != 1:
+        raise BadInput(f"q: {q.shape[2]} tokens per sequence; decoding takes one new token")
     ranks = Ranks(group, timer)
-    if layout is not None:
-        lengths = [layout.length(rank) for rank in range(layout.world)]
-        if ranks.layout(layout, k.shape[2], k.device) != Sharding.from_lengths(lengths):
-            raise BadInput(
-                "layout: decoding takes one piece per rank, in order; use Sharding.contiguous or Sharding.from_lengths"
-            )
-    elif q.shape[2] > 1 or algorithm == "ring":
-        with ranks.time("comm_lengths"):
-            layout = ranks.layout(None, k.shape[2], k.device)
+    if layout is not None or algorithm == "ring":
+        layout = ranks.layout(layout, k.shape[2], k.device)
     return _BY_NAME[algorithm](_Decode(q, k, v, layout, ranks)).to(q.dtype)
-
-
-def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute attention of the newest tokens on one rank that has all keys.
-
-    Args:
-        q: Queries, as in `tree_attention_decode`.
-        k: All keys, shape [batch, kv_heads, seq_len, head_dim].
-        v: All values, with the shape of `k`.
-    """
-    q_len, kv_len = q.shape[2], k.shape[2]
-    mask = causal_mask(q_len, kv_len, q.device) if q_len > 1 else None
-    return partial_attention(q, k, v, mask=mask)[0].to(q.dtype)
 
 
 @dataclass(frozen=True)
@@ -105,27 +84,10 @@ class _Decode:
     layout: Sharding | None
     ranks: Ranks
 
-    def visible(self, rank: int) -> Tensor | None:
-        """Return a mask of the keys of a rank that each query sees, bool, shape [q_len, local_len].
-
-        Return None if every query sees every key of the rank.
-        """
-        q_len = self.q.shape[2]
-        if q_len == 1:
-            return None
-        ((start, stop),), total = self.layout.pieces[rank], self.layout.total
-        if stop <= total - q_len + 1:
-            return None
-        return causal_mask(q_len, total - start, self.q.device)[:, : stop - start]
-
-    def partial(self, owner: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute output and log-sum-exp over a rank's keys."""
-        return partial_attention(self.q, k, v, mask=self.visible(owner))
-
     def local(self) -> tuple[Tensor, Tensor]:
         """Compute output and log-sum-exp over this rank's keys."""
         with self.ranks.time("comp_local_attention"):
-            return self.partial(self.ranks.rank, self.k, self.v)
+            return partial_attention(self.q, self.k, self.v)
 
     def largest(self, lse: Tensor) -> Tensor:
         """Return the largest log-sum-exp of all ranks, or 0 if no rank has a key."""
@@ -171,9 +133,9 @@ def _gather(call: _Decode) -> Tensor:
 def _ring(call: _Decode) -> Tensor:
     """Pass keys and values around the ranks."""
     found = None
-    for owner, *keys in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
+    for _, *keys in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
         with call.ranks.time("comp_local_attention"):
-            part = call.partial(owner, *keys)
+            part = partial_attention(call.q, *keys)
         if found:
             with call.ranks.time("comp_num_den"):
                 part = merge(*found, *part)
@@ -185,12 +147,10 @@ def _pass_q(call: _Decode) -> Tensor:
     """Pass shares of the queries and their partial results around the ranks, but no keys."""
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
-    rows = q.shape[1] // kv_heads * q.shape[2]
+    rows = q.shape[1] // kv_heads
     # Queries of one key head stay together, so a rank reads the keys of each head only once.
     shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
-    mask = call.visible(ranks.rank)
-    mask = None if mask is None else mask.repeat(rows // q.shape[2], 1)
     with ranks.time("comp_num_den"):
         mine = q.reshape(1, batch * kv_heads, rows, head_dim)[:, shares[ranks.rank]]
         # Each row of the state has the query, the output and the log-sum-exp.
@@ -203,8 +163,8 @@ def _pass_q(call: _Decode) -> Tensor:
             with ranks.time("comm_hop"):
                 (state,) = ranks.hop([state], share.stop - share.start, dim=1)()
         with ranks.time("comp_local_attention"):
-            queries, seen = state[..., :head_dim].to(q.dtype), (keys[:, share], values[:, share])
-            found = partial_attention(queries, *seen, mask=mask)
+            queries = state[..., :head_dim].to(q.dtype)
+            found = partial_attention(queries, keys[:, share], values[:, share])
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):

@@ -1,0 +1,269 @@
+"""Measure attention over a sequence that is sharded across ranks, and plan its memory."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nanolib.experiments.distributed.launch import Launch, LinkCost, link_rows, time_calls
+from nanolib.experiments.distributed.share import Share, draw
+from nanolib.measurement import Measurement, Measurements, Provenance, exact
+from nanolib.meters.links import count_bytes, time_collectives
+from nanolib.meters.memory import MIB, peak_memory
+from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
+from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
+from nanolib.run.memory_plan import Workload, planned
+from nanolib.run.ranks import lacking
+
+DECODE, FORWARD, TRAINING, MEMORY = "decode", "forward", "training", "memory"
+RING, ZIGZAG, ULYSSES, DENSE, MATH = "ring", "zigzag", "ulysses", "dense", "math"
+PREFILL_ALGORITHMS = (RING, ZIGZAG, ULYSSES)
+# Only the first rank computes these algorithms, and the other ranks wait.
+WHOLE = (DENSE, MATH)
+# The float64 check stores all scores and keys, so nanolib checks at most this many elements.
+_CHECKED_ELEMENTS = 2**25
+
+
+@dataclass(frozen=True)
+class ShardedCase(RanksCase):
+    """Case of one algorithm over a sequence that is sharded across ranks.
+
+    The algorithms of one shape are a group, and run in turns on the same ranks. `dense` is the
+    baseline: the first rank attends to the whole sequence while the other ranks wait.
+
+    Attributes:
+        phase: `decode` for one new token, `forward` for a forward pass over the whole sequence,
+            `training` for a forward and a backward pass, or `memory` to plan a forward pass.
+        algorithm: Name of the algorithm.
+        world_size: Number of ranks.
+        seq_len: Length of the sequence, or of the cache in decoding.
+        batch_size: Sequences per batch.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key and value heads.
+        head_dim: Width of a head.
+        dtype: Dtype of q, k and v.
+        threads: Number of threads of each rank on a CPU.
+    """
+
+    phase: str
+    algorithm: str
+    world_size: int
+    seq_len: int
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    threads: int
+
+    def __str__(self) -> str:
+        shape = f"n={self.seq_len} batch={self.batch_size} {self.dtype}"
+        return f"{self.phase} {self.algorithm} {self.ranks} {shape}"
+
+    @property
+    def group(self) -> str:
+        """Shape as text. The algorithms with the same shape run on the same ranks."""
+        return " ".join(str(value) for name, value in self.factors.items() if name != "algorithm")
+
+    @property
+    def inputs_id(self) -> str:
+        """Positions of the keys on each rank. Algorithms with equal positions share tensors."""
+        return str(self.layout.pieces)
+
+    @property
+    def title(self) -> str:
+        """Name of the algorithm."""
+        return self.algorithm
+
+    @property
+    def is_baseline(self) -> bool:
+        """Every algorithm is a baseline, because findings also rank algorithms."""
+        return True
+
+    @property
+    def layout(self) -> Sharding:
+        """Positions of the keys on each rank."""
+        if self.algorithm in WHOLE:
+            return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
+        split = Sharding.zigzag if self.algorithm == ZIGZAG else Sharding.contiguous
+        return split(self.seq_len, self.world_size)
+
+    def traffic(self, world_size: int) -> Traffic | None:
+        """Return the communication of one call on some ranks, or None if there is no formula."""
+        if self.algorithm in WHOLE or self.phase == TRAINING:
+            return None
+        split = Sharding.zigzag if self.algorithm == ZIGZAG else Sharding.contiguous
+        return traffic_of(
+            self.algorithm,
+            split(self.seq_len, world_size),
+            batch=self.batch_size,
+            heads=self.num_heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            itemsize=getattr(torch, self.dtype).itemsize,
+        )
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether a rank has the memory to compare its output with a float64 reference."""
+        queries = 1 if self.phase == DECODE else self.seq_len / self.world_size
+        scores = queries * self.num_heads
+        keys = self.num_kv_heads * self.head_dim
+        return max(scores, keys) * self.seq_len * self.batch_size <= _CHECKED_ELEMENTS
+
+    def rank_plan(self) -> Plan:
+        """Plan the peak memory of the first rank. Other ranks are simulated."""
+
+        def workloads() -> Iterator[Workload]:
+            tensors = draw(self, self.layout, 0, 0, torch.device(self.device))
+            share = Share(self, 0, tensors)
+            yield Workload(self.phase, share.call, lambda: tensors)
+
+        with _pretended_ranks(self.world_size):
+            return planned(self, workloads)
+
+    def plan(self) -> Plan:
+        """Plan the peak memory of all ranks that share this device."""
+        one, sharing = self.rank_plan(), 1 if self.algorithm in WHOLE else self.sharing
+        return Plan({scope: peak * sharing for scope, peak in one.peaks.items()}, one.reason)
+
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return the peak memory of a rank in MiB, the communication steps and the sent bytes."""
+        most, traffic = self.rank_plan().most, self.traffic(self.world_size)
+        predicted = {} if most is None else {"peak_memory": most / MIB}
+        if traffic:
+            predicted["communication steps"] = traffic.rounds
+            predicted["bytes sent per rank"] = max(traffic.sent)
+        return predicted
+
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+        """Measure the algorithm alone."""
+        return (row for _, row in self.launch([self], params))
+
+    def launch(
+        self, cases: Sequence["ShardedCase"], params: Any
+    ) -> Iterator[tuple["ShardedCase", Measurement]]:
+        """Measure algorithms in turns on the same ranks, and yield each case with its rows.
+
+        The times of collectives and the communication model belong to the first case.
+        """
+        launch = Launch(*measure_on_ranks(rank, cases, params))
+        link, rows = link_rows(launch, f"{self.world_size} ranks")
+        yield from ((cases[0], row) for row in rows)
+        for case in cases:
+            others = [other.algorithm for other in cases if other is not case]
+            yield from ((case, row) for row in case._rows(launch, link, others, params))
+
+    def _rows(
+        self, launch: Launch, link: LinkCost | None, others: Sequence[str], params: Any
+    ) -> Measurements:
+        name, traffic = self.algorithm, self.traffic(self.world_size)
+        yield launch.latency(name, self.phase)
+        yield from launch.speed_ups(name, others, self.phase)
+        peak = max(answer["peaks"][name] for answer in launch.answers) / MIB
+        method = f"{launch.answers[0]['peak method']}, largest rank"
+        predicted = self.predict().get("peak_memory")
+        yield exact("peak_memory", peak, scope=self.phase, method=method, predicted=predicted)
+        yield from launch.traffic(name, self.phase, traffic)
+        yield from launch.errors(name, self.phase)
+        sending_ms = _sending_ms(link, traffic) if link and traffic else None
+        parts = [*launch.parts(name, sending_ms)]
+        yield from parts
+        if sending_ms is not None:
+            compute = next(part for part in parts if part.scope == "compute")
+            for world in params.extrapolate_to_ranks:
+                if world > self.world_size:
+                    yield self._modelled(world, compute, link)
+
+    def _modelled(self, world: int, compute: Measurement, link: LinkCost) -> Measurement:
+        """Predict the latency on more ranks from evenly divided work and the fitted model."""
+        sending_ms = _sending_ms(link, self.traffic(world))
+        return Measurement(
+            "latency",
+            compute.estimate * self.world_size / world + sending_ms,
+            n=1,
+            provenance=Provenance.MODELLED,
+            method="alpha-beta",
+            scope=f"{self.phase} at {world} ranks",
+            flags=compute.flags,
+            details={"world_size": world},
+        )
+
+
+def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
+    return 1e3 * link.seconds(traffic.hops, max(traffic.sent))
+
+
+@dataclass(frozen=True)
+class MemoryCase(ShardedCase):
+    """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
+
+    @property
+    def group(self) -> str:
+        """Nothing is timed, so the case has no group."""
+        return ""
+
+    def unsupported(self) -> str:
+        """Return why this machine cannot plan the case."""
+        return lacking(self.device, 1)
+
+    def plan(self) -> Plan:
+        """Return no peak, because the case allocates no memory."""
+        return Plan(reason="the case is planned, not run")
+
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+        """Yield the planned peak memory of a rank."""
+        if (most := self.rank_plan().most) is not None:
+            how = {"method": "plan", "provenance": Provenance.MODELLED}
+            yield exact("peak_memory", most / MIB, scope=self.phase, **how)
+
+
+@contextlib.contextmanager
+def _pretended_ranks(world_size: int) -> Iterator[None]:
+    """Create a process group whose collectives do nothing, because fake tensors have no data."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    excepthook = sys.excepthook  # torch replaces this hook and never restores the original.
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = excepthook
+
+
+def rank(asked: dict[str, Any]) -> dict[str, Any]:
+    """Time the algorithms on this rank, and return the times, peaks, errors and sent bytes."""
+    cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
+    me, several = dist.get_rank(), dist.get_world_size() > 1
+    is_decoding = cases[0].phase == DECODE
+    links = time_collectives(budget_s, device=device, seed=seed) if several and is_decoding else []
+    whole = Sharding.contiguous(cases[0].seq_len, 1)
+    drawn = {}  # Algorithms with equal layouts share the tensors of this rank.
+    calls, parts, peaks, errors, counted = {}, {}, {}, {}, {}
+    for case in cases:
+        for layout in (case.layout, *([whole] if case.is_checked else [])):
+            if layout not in drawn:
+                at = 0 if layout == whole else me
+                drawn[layout] = draw(case, layout, at, seed, device)
+        name, share = case.algorithm, Share(case, me, drawn[case.layout], drawn.get(whole))
+        share.call()
+        with peak_memory(device, *share.tensors) as peak:
+            share.call()
+        calls[name], peaks[name] = share.call, peak.own
+        if case.phase != TRAINING:
+            parts[name] = share.in_parts
+        if case.is_checked:
+            errors[name] = share.error()
+        if several and case.traffic(case.world_size):
+            counted[name] = count_bytes(share.call, calls=2)
+    answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
+    for link in links:
+        link["scope"] = f"{link['collective']} of {link['payload']} B"
+        answer["blocks"][link["scope"]] = link.pop("blocks")
+    found = {"peaks": peaks, "peak method": peak.method, "errors": errors, "bytes": counted}
+    return answer | found | {"links": links}
