@@ -52,7 +52,7 @@ def time_calls(
 
 @dataclass(frozen=True)
 class Launch:
-    """Results from all ranks of one case. The methods make rows of measurements.
+    """Results from all ranks of one launch. The methods make rows of measurements.
 
     Attributes:
         answers: Result of `time_calls` on each rank, with `bytes` and `errors` by algorithm.
