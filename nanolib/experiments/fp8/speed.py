@@ -101,7 +101,7 @@ class SpeedCase(ModelWorkCase):
             yield self.converted_share(model, rows)
         optimization = "compile" if self.compiled else "eager"
         case = replace(self.model_case, optimization=optimization)
-        step, counted = case.step(model, ids), case.counted()
+        step, counted = case.step(model, ids), case.counted(run=True)
         call = step.call
         if self.precision == "tf32":
             # The process times other cases too, so each call sets and resets tf32.
@@ -129,7 +129,7 @@ class SpeedCase(ModelWorkCase):
             rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
         """
         layers = fp8.audit(model)
-        forward = replace(self.model_case, mode="inference").counted().flops
+        forward = replace(self.model_case, mode="inference").counted(run=True).flops
         tokens = self.batch_size * self.seq_len
         flops = {
             layer.name: layer.flops * (tokens if rows is None else rows[layer.name])
