@@ -100,7 +100,7 @@ class SpeedCase(ModelWorkCase):
             yield self.converted_share(model, rows)
         optimization = "compile" if self.compiled else "eager"
         case = replace(self.model_case, optimization=optimization)
-        step, counted = case.step(model, ids), case.counted()
+        step, counted = case.step(model, ids), case.counted(run=True)
         call = step.call
         if self.precision == "tf32":
             # The process times other cases too, so each call sets and resets tf32.
@@ -130,7 +130,7 @@ class SpeedCase(ModelWorkCase):
             rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
         """
         audit, layers = fp8.audit(model), fp8.linear_layers(model)
-        forward = replace(self.model_case, mode="inference").counted().flops
+        forward = replace(self.model_case, mode="inference").counted(run=True).flops
         tokens = self.batch_size * self.seq_len
         flops = {
             name: 2 * layer.weight.numel() * (tokens if rows is None else rows[name])
