@@ -16,6 +16,7 @@ import torch
 
 from nanolib.measurement import Flag, Measurement, Unsupported
 from nanolib.meters.machine import usable_cores
+from nanolib.meters.memory import MIB
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.trace import Trace
@@ -71,11 +72,18 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return what formulas and the memory plan predict, or nothing if no formula applies.
+        """Return the predictions of formulas, and the planned peak memory in MiB.
 
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates, no time is predicted.
         """
+        predicted = self.formulas(ceilings)
+        if predicted and (planned := self.plan().most) is not None:
+            predicted["peak_memory"] = planned / MIB
+        return predicted
+
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return the predictions of formulas by name, or nothing if no formula applies."""
         return {}
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:

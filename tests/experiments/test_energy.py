@@ -7,6 +7,7 @@ from nanolib.experiments.energy.tables import energy_table, overhead_table
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import random_ids
 from nanolib.meters.energy.source import read_trace
+from nanolib.meters.trace import Trace
 from nanolib.store import Store
 from tests.experiments.own import TINY
 from tests.measuring import rows_of
@@ -43,7 +44,7 @@ def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
     shape = {"phases": ["prefill"], "seq_lens": [32], "batch_size": 2, "device": "cpu"}
     (case,) = energy.cases(energy.Params(overrides=TINY, **shape))
     forward = ModelCase(*case.shape, "inference")
-    row = next(iter(case._energy_rows(energy.Params(**shape), _prefill_of(case))))
+    row = next(iter(case._energy_rows(energy.Params(**shape), _prefill_of(case), Trace())))
     config = forward.config
     others = 2 * 2 * 31 * config.d_model * config.vocab_size  # the head, of all positions but one
     assert row.estimate == forward.formulas()["flops"] - others

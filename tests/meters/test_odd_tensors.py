@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from nanolib.experiments.energy.layer_profile import _times_per_call
 from nanolib.measurement import BadInput
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.memory import peak_memory
@@ -25,14 +24,6 @@ def test_sparse_tensors_do_not_stop_the_count():
         table(torch.tensor([1, 2])).sum().backward()
         torch.eye(16).to_sparse()
     assert peak.live >= 4 * 16**2
-
-
-@pytest.mark.parametrize(
-    ("calls_ms", "each"),
-    [([1.0, 2.0], [1.0, 2.0]), ([1.0, 2.0, 3.0, 4.0], [3.0, 7.0]), ([6.0], [3.0, 3.0])],
-)
-def test_the_time_of_a_layer_is_that_of_all_its_runs_in_a_call(calls_ms, each):
-    assert _times_per_call(calls_ms, 2) == each
 
 
 def test_a_compiled_model_is_refused_in_one_line():

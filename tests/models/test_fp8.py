@@ -1,4 +1,3 @@
-import sys
 from dataclasses import replace
 
 import pytest
@@ -6,7 +5,7 @@ import torch
 from torch import nn
 
 from nanolib import NanoConfig, create_model
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import BadInput
 from nanolib.models import fp8
 from nanolib.models.fp8.casts import FORMATS, EmulatedLinear, EmulatedProduct, recipe_of, round_to
 
@@ -154,11 +153,3 @@ def test_a_layer_counts_as_run_in_fp8_only_if_a_call_runs_it():
     assert rows == {f"stack.layers.{i}.linear{j}": 2 * 8 for i in (0, 1) for j in (1, 2)}
     with torch.no_grad():  # without hooks, torch's fast path would read the weights
         assert not torch.equal(model.stack(x), before)
-
-
-def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.float8", None)
-    monkeypatch.setattr(fp8, "native", lambda device: "")
-    model = nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16)
-    with pytest.raises(Unsupported, match="torchao is not installed"):
-        fp8.convert(model, "tensorwise", excluded_modules=(), emulate=False)

@@ -13,9 +13,7 @@ def _empty(chart, rows):
 def test_without_a_result_the_conclusion_says_what_does_not_fit_or_why_cases_failed(say, measured):
     shape = model_case("inference", [])[0]
     refused = [(shape, [ended(Status.OOM_PREDICTED, "needs 25 GiB")])]
-    assert say("model", refused) == [
-        "Model latency was not measured: no case has a result (1 oom_predicted: needs 25 GiB)."
-    ]
+    assert say("model", refused) == ["Model latency was not measured: oom_predicted: needs 25 GiB."]
     failed = [(shape | {"mode": "generation"}, [ended(Status.ERROR, "boom at layer 3")])]
     (line,) = say("model", failed)
     assert line.startswith("Model latency was not measured: ") and "boom at layer 3" in line

@@ -115,4 +115,4 @@ def test_timings_of_a_busy_machine_are_hollow(measured):
 def test_without_a_result_across_ranks_the_conclusion_has_the_reason(say):
     shape, _ = rank_case("fused", (8, 9, 9.5))
     (line,) = say("distributed", [(shape, [ended(Status.ERROR, "no port")])])
-    assert line.endswith("was not measured: no case has a result (1 error: no port).")
+    assert line.endswith("was not measured: error: no port.")

@@ -12,12 +12,13 @@ from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import random_ids
 from nanolib.experiments.model.steps import Generating
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.flops import count_flops
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.trace import Trace
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
@@ -159,17 +160,19 @@ class EnergyCase(ModelWorkCase):
         for _ in range(2):
             call()
         trace(Workload(self.phase, call, tuple), self, params)
-        yield from self._energy_rows(params, call)
+        readings = Trace()
+        yield readings
+        yield from self._energy_rows(params, call, readings)
         if params.profiling:
-            yield from profile(self.phase, built, call, params)
+            yield from profile(self.phase, built, call, params, readings)
 
-    def _energy_rows(self, params: Params, call: Callable[[], object]) -> Measuring:
+    def _energy_rows(
+        self, params: Params, call: Callable[[], object], readings: Trace
+    ) -> Measurements:
         """Yield FLOPs, time per call, and energy and power from each source."""
         counted = count_flops(call)
         yield exact("flops", counted.kept, method="kept", message=counted.message, scope=self.phase)
-        meter = EnergyMeter(params.sources(), device=self.device)
-        yield meter.trace
-        with meter:
+        with EnergyMeter(params.sources(), device=self.device, trace=readings) as meter:
             idle = meter.idle(params.idle_s)
             call()
             calls = 0

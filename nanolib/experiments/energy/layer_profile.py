@@ -15,12 +15,14 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import MODES, ModuleTime
 from nanolib.meters.time.clock import synchronizer
 from nanolib.meters.time.sampler import interval_of
-from nanolib.run.case import Measuring
+from nanolib.meters.trace import Trace
 
 _MIN_CALLS = 12
 
 
-def profile(phase: str, model: nn.Module, call: Callable[[], object], params: Any) -> Measuring:
+def profile(
+    phase: str, model: nn.Module, call: Callable[[], object], params: Any, readings: Trace
+) -> Measurements:
     """Measure the overhead of each profiling mode, and then profile calls in a window.
 
     The overhead of the deepest mode decides how often the window records a call in detail. The
@@ -32,12 +34,12 @@ def profile(phase: str, model: nn.Module, call: Callable[[], object], params: An
         call: Function that calls the model once.
         params: Parameters of the energy notebook. The deepest mode in `profiling` profiles the
             layers.
+        readings: Receiver of all readings of the window.
 
     Yields:
-        An `overhead` row per mode, and a row that compares the baseline with itself. The trace of
-        the window, before the window starts. A `layer_time` row per layer (ms per call), with
-        operations and statistics in the details. A `layer_energy` row per layer and source (J per
-        call), from the layer's share of the time.
+        An `overhead` row per mode, and a row that compares the baseline with itself. A `layer_time`
+        row per layer (ms per call), with operations and statistics in the details. A
+        `layer_energy` row per layer and source (J per call), from the layer's share of the time.
     """
     modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
     *_, config = modes.values()
@@ -48,19 +50,18 @@ def profile(phase: str, model: nn.Module, call: Callable[[], object], params: An
         config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
     device = next((weight.device for weight in model.parameters()), "cpu")
     sample_s = config.power_sample_interval_ms / 1e3
-    meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device)
-    yield meter.trace
+    meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device, trace=readings)
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.has_details else 0)
     calls = 0
-    profiler = LayerProfiler(model, config, trace=meter.trace)
+    profiler = LayerProfiler(model, config, trace=readings)
     with meter, profiler, meter.window(phase) as window:
         while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
             synchronize()  # Otherwise, nanolib would time only the launches.
             ns = round(1e9 * (time.monotonic() - begin))
-            meter.trace.rows["tokens"].append((meter.trace.at_us(begin), ns))
+            readings.rows["tokens"].append((readings.at_us(begin), ns))
             calls += 1
     layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
     whole = sum(sum(layer.calls_ms) for layer in layers)

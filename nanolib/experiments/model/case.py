@@ -172,13 +172,6 @@ class ModelCase(Case):
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids())
 
-    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and the planned peak memory in MiB."""
-        predicted = self.formulas(ceilings)
-        if predicted and (planned := self.plan().most) is not None:
-            predicted["peak_memory"] = planned / MIB
-        return predicted
-
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict the work and the time of a call by formula, without planning memory.
 

@@ -180,6 +180,7 @@ class EnergyMeter:
             if the machine has no sensor.
         sample_s: Time between samples, s.
         device: Device that computes. A window starts and ends when the device's queue is empty.
+        trace: Receiver of all readings and windows, or None for a new trace.
 
     Attributes:
         tracks: Readings of each source.
@@ -197,12 +198,13 @@ class EnergyMeter:
         sources: Sequence[Source] | None = None,
         sample_s: float = _SAMPLE_S,
         device: Device = "cpu",
+        trace: Trace | None = None,
     ) -> None:
         if sources is None:
             under_test = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
             sources = find_sources(under_test=under_test).sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
-        self.trace = Trace()
+        self.trace = trace or Trace()
         self._synchronize = synchronizer(device)
         self._sample_s = sample_s
         self._stop = threading.Event()
