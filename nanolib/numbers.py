@@ -2,6 +2,8 @@
 
 import math
 
+MIB = 2**20  # bytes
+
 
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
     """Format a number with 3 to 6 significant digits, as many as its interval supports.

@@ -13,6 +13,7 @@ import torch
 from nanolib.measurement import Measurement, Status, cause, exact
 from nanolib.meters.machine import memory_limits
 from nanolib.meters.tensor_bytes import LiveBytes
+from nanolib.numbers import MIB
 from nanolib.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -20,7 +21,6 @@ from nanolib.torch_internals import (
     detect_fake_mode,
 )
 
-MIB = 2**20
 _PROC = Path("/proc/self")
 
 

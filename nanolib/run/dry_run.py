@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from nanolib.meters.memory import MIB
-from nanolib.numbers import format_number
+from nanolib.numbers import MIB, format_number
 from nanolib.run.case import Case, Ceilings
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params

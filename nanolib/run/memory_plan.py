@@ -13,7 +13,6 @@ from torch import nn
 from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
 from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.memory import (
-    MIB,
     LiveBytes,
     fake_tensors,
     free_bytes,
@@ -22,6 +21,7 @@ from nanolib.meters.memory import (
     why_not_planned,
 )
 from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
+from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params

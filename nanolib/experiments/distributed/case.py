@@ -13,8 +13,9 @@ from nanolib.experiments.distributed.launch import Launch, LinkCost, link_rows, 
 from nanolib.experiments.distributed.share import Share, draw
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
-from nanolib.meters.memory import MIB, peak_memory
+from nanolib.meters.memory import peak_memory
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
+from nanolib.numbers import MIB
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.ranks import lacking

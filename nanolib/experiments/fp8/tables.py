@@ -1,8 +1,11 @@
 """Build the tables of the FP8 notebook: speed and memory, and loss next to rounding errors."""
 
+from typing import Any
+
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, MemoryKind
+from nanolib.numbers import MIB
 from nanolib.report.overview import pick, table_of
 from nanolib.report.tables import (
     CASE,
@@ -24,14 +27,18 @@ _SPEED = (
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
     Column("mfu", "Share of the peak rate", "mfu"),
-    Column("weights", "Weights, MiB", "memory_part", MemoryKind.WEIGHTS),
-    Column("optimizer", "Optimizer, MiB", "memory_part", MemoryKind.STATES),
-    Column("saved", "", "memory_part", MemoryKind.SAVED),
-    Column("temporaries", "", "memory_part", MemoryKind.TEMPORARIES),
+    Column("weights", "Weights, MiB"),
+    Column("optimizer", "Optimizer, MiB"),
     Column("activations", "Activations, MiB"),
     Column("state", "State"),
 )
 SPEED_COLUMNS = titles(_SPEED)
+# Column → kinds of memory use.
+_MEMORY = {
+    "weights": (MemoryKind.WEIGHTS,),
+    "optimizer": (MemoryKind.STATES,),
+    "activations": (MemoryKind.SAVED, MemoryKind.TEMPORARIES),
+}
 _PARITY = (
     Column("recipe", "Recipe"),
     Column("verdict", "Verdict against bf16", _PARITY_METRIC, detail="verdict"),
@@ -55,14 +62,24 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     The memory columns are parts of the peak. `activations` are saved activations and temporaries.
     """
-    rows = rows.assign(scope=rows["scope"].str.split(": ").str[-1])
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
-    activations = table[["saved", "temporaries"]].sum(axis=1, min_count=1)
-    table = table.assign(what=model + compiled, activations=activations)
+    memory = pick(rows, "peak_memory").set_index(list(CASE))["details"].map(_memory_parts)
+    table = table.join(pd.DataFrame([*memory], memory.index, [*_MEMORY]), on=list(CASE))
+    table = table.assign(what=model + compiled)
     return with_state(with_speed_ups(table, rows, table["mode"]))
+
+
+def _memory_parts(details: dict[str, Any]) -> list[float | None]:
+    """Return the size of the columns of `_MEMORY` at a peak, MiB, or None if it is not known."""
+    if "parts" not in details:
+        return [None] * len(_MEMORY)
+    return [
+        sum(size for kind, *_, size in details["parts"] if kind in kinds) / MIB
+        for kinds in _MEMORY.values()
+    ]
 
 
 @table_of("fp8", "recipe")

@@ -20,7 +20,6 @@ from nanolib.experiments.model.steps import Generating, Inferring, Step, Trainin
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
-from nanolib.meters.memory import MIB
 from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models import attention, create_model
 from nanolib.models.optimize import is_compiled
@@ -32,6 +31,7 @@ from nanolib.models.user import (
     missing,
     runs_code,
 )
+from nanolib.numbers import MIB
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, breakdown_rows, memory_rows, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms

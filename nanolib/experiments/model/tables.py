@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.numbers import MIB
 from nanolib.report.overview import cached, pick, table_of
 from nanolib.report.tables import (
     Column,
@@ -17,7 +18,6 @@ from nanolib.report.tables import (
     worst,
 )
 
-MIB = 2**20
 _MOST_PARTS = 8  # Largest number of parts of a peak in a table.
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
