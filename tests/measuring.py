@@ -1,3 +1,4 @@
+from nanolib.measurement import Measurement
 from nanolib.meters.time.latency import measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.run import sweep
@@ -22,7 +23,7 @@ def timed_alone(measuring):
         except StopIteration:
             return
         answer = measure_phases(made) if isinstance(made, Timing) else None
-        if answer is None:
+        if isinstance(made, Measurement):
             yield made
 
 

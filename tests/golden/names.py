@@ -60,7 +60,7 @@ METRICS = _same(
     "loss_difference_from_bf16": "parity",
 }
 _TIMES = "case_duration latency layer_time component_time link_latency warmup_needed overhead"
-_TIMES += " speed_up ratio"
+_TIMES += " speed_up"
 _RATES = "flops_per_second mfu ceiling_flops ceiling_bytes tokens_per_second link_bandwidth"
 _POWER = "power energy net_energy energy_per_token layer_energy"
 _ROUNDING = "relative_error ulp_difference greedy_agreement sqnr"

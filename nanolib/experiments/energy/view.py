@@ -149,10 +149,11 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
     if provenance == Provenance.ESTIMATED:
         source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
-        energy = Estimate.of(row, "energy_per_token").text(" J") + f" at {row['power']:.0f} W"
+        scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
+        low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
+        energy = Estimate(low, value, high).text(f" {unit}") + f" at {row['power']:.0f} W"
         if provenance == Provenance.ESTIMATED:
-            ends = (row["energy_per_token_low"], row["energy_per_token_high"])
-            energy = " to ".join(format_number(end, *ends) for end in ends) + " J"
+            energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
