@@ -279,6 +279,8 @@ def _compare_loss(line: pd.Series) -> Finding:
     figures = [Estimate.of(line, scope, "loss_difference", line["pattern"]) for scope in scopes]
     effects = [_EFFECTS[figure.compare_to(_NONE)] for figure in figures]
     text = f"In a trained decoder, {line['pattern']} ({line['sparsity']:.0%} sparse) "
+    if len(set(effects)) < len(effects):
+        effects = [f"{effects[0]}, before and after a fine-tune"]
     text += ", and after a fine-tune it ".join(effects)
     ends = [f"{one.estimate:+.3f} [{one.low:+.3f} … {one.high:+.3f}]" for one in figures]
     evidence = f"{' and '.join(ends)} nats/byte with {int(line['seeds'])} seeds, "

@@ -75,7 +75,7 @@ class Params(OwnModelParams):
         ["bf16_again", "fp8_tensorwise", "scale_off_by_1024"]
     )  # type: ignore[valid-type]
     parity_seeds: int = Field(5, ge=2, le=1000)
-    parity_steps: int = Field(50, ge=10, le=10_000_000)
+    parity_steps: int = Field(200, ge=10, le=10_000_000)
     parity_margin: float = Field(0.0025, gt=0, lt=1)
     d_model: int = Field(32, gt=0, multiple_of=32, le=16_384)
     num_layers: Count = 1
