@@ -118,8 +118,9 @@ def _conclude(result: Any) -> list[str]:
     from nanolib.experiments import sections
     from nanolib.store import Store
 
+    run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
-        rows = store.measurements([result.run_id] if result.status == "done" else [])
+        rows = store.measurements(run_ids, samples=True)
     for section in sections():
         if section.experiment in set(rows["experiment"]):
             first = (f"  {finding}" for finding in section.verdict(rows)[:1])

@@ -1,8 +1,13 @@
 """The charts of a notebook show its numbers in their units, and are hollow where these say little."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from nanolib.cli.run import _conclude
 from nanolib.measurement import Provenance, exact
+from nanolib.store import Store
+from tests.features import results
 from tests.report.cases import rank_case, warmup_process
 from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
@@ -71,3 +76,15 @@ def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measure
         ("dense", 1, 12, None),
         *(("ring", more, None, 4 + 1 / more) for more in (8, 16)),
     ]
+
+
+def test_each_notebook_ends_in_the_terminal_with_its_question_and_first_conclusion(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    results(tmp_path).rename(tmp_path / "results.sqlite")
+    with Store(create=False) as store:
+        run_ids = store.runs()["run_id"]
+    ends = [_conclude(SimpleNamespace(status="done", run_id=run_id)) for run_id in run_ids]
+    assert len({question for question, *_ in ends}) == len(run_ids) == 6
+    assert all(len(end) == 3 and end[1].startswith("  ") for end in ends)

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -231,7 +232,10 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
     excepthook = sys.excepthook  # torch replaces this hook and never restores the original.
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
-        yield
+        with warnings.catch_warnings():
+            # Only the newest torch has the new name of this collective.
+            warnings.filterwarnings("ignore", ".*all_gather_into_tensor", FutureWarning)
+            yield
     finally:
         dist.destroy_process_group()
         sys.excepthook = excepthook
