@@ -114,7 +114,6 @@ def test_setup_makes_what_the_function_is_called_with(repository, compared):
 
 
 BAD = {
-    "base . --call work:run --metric tokens_per_second": "cannot be compared; use one of latency",
     "--call work:run -- base --upload-pack=x": "revision: '--upload-pack=x' is not a commit",
     "base broken --call work:run": "work:run cannot be imported (SyntaxError",
     "base . --call work:walk": "): work:walk: work has no callable 'walk'",
@@ -246,7 +245,7 @@ def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_is_va
 @pytest.mark.notebook
 def test_a_case_of_a_notebook_is_timed_in_both_versions(ab, tmp_path, monkeypatch):
     monkeypatch.chdir(checkout())
-    small = ["seq_lens=[32]", "attention_types=[dense]", "backward=false", "quality_patterns=[]"]
+    small = ["seq_lens=[32]", "attention_types=[dense]", "backward=false", "quality_attentions=[]"]
     ended = ab(".", ".", "attention", *(f"-p{one}" for one in small))
     assert ended.exit_code in (0, 1), ended.output  # two pairs of processes decide little
     lines = json.loads((tmp_path / "f.json").read_text())["lines"]

@@ -31,6 +31,8 @@ def contradictions(finding, rows):
     orders = [str(order) for _, order, _ in pairs]
     # a sentence on the loss before and after a fine-tune has a figure for each
     clauses = finding.text.split(", and after a fine-tune it ")
+    if "before and after a fine-tune" in finding.text:
+        clauses *= 2
     for at, clause in enumerate(clauses):
         for pattern, allowed in _SAYS:
             if re.search(pattern, clause) and not {*orders[at : at + 1]} <= allowed:

@@ -36,7 +36,7 @@ def test_each_source_of_energy_has_a_line(measured):
     [
         (
             (Provenance.MEASURED, "rapl", 1.1),
-            ["A token uses 0.250 J [0.227 … 0.275] at 25 W (decode) according to rapl."],
+            ["A token uses 250 mJ [227 … 275] at 25 W (decode) according to rapl."],
             "",
         ),
         (
@@ -47,7 +47,7 @@ def test_each_source_of_energy_has_a_line(measured):
         (
             (Provenance.ESTIMATED, "utilisation", 6),
             [
-                "A token uses 0.0417 to 1.50 J (decode) according to an estimate from CPU utilization.",
+                "A token uses 41.7 to 1,500 mJ (decode) according to an estimate from CPU utilization.",
                 "This machine's power was not measured: no power sensor was found, and estimated "
                 "ranges allow no comparison. Next: run nano doctor to list the supported sensors.",
             ],

@@ -80,7 +80,7 @@ def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_pat
     assert [node.wait(HANGING_S) for node in nodes] == [0, 0], _said(tmp_path)
     assert list(store.runs().status) == ["done"]
     ends = store.measurements().query("metric == 'case_duration'")
-    assert list(ends.status) == ["ok"] * 4 and sorted(ends["factor.world_size"]) == [1, 1, 2, 2]
+    assert list(ends.status) == ["ok"] * 4 and set(ends["factor.world_size"]) == {2}
     assert ends["factor.nodes"].max() == 2
 
 

@@ -176,7 +176,7 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     words.append(attention.parse_options(attention_type, options).pattern)
     sizes, others = [], []
     for name, value in options.items():
-        if name in ("block_size", "seed", "per_head"):
+        if name in ("block_size", "seed"):
             others.append(f"{name}={value}")
         elif name not in ("pattern", "sparsity", "backend"):
             sizes += value if isinstance(value, list) else [value]

@@ -142,7 +142,8 @@ class EnergyCase(ModelWorkCase):
         """
         predicted = self.model_case.formulas() | {"tokens": self.tokens}
         if self.phase == "prefill":
-            predicted = {name: predicted[name] for name in predicted.keys() - {"flops", "bytes"}}
+            for name in ("flops", "bytes"):
+                predicted.pop(name, None)
         return predicted
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measuring:
