@@ -117,7 +117,7 @@ class Metric:
         return self.unit in _TIMED_UNITS or self.name in _TIMED
 
 
-_TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
+_TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "W"}
 _TIMED = {"mfu", "speed_up", "overhead", "warmup_needed"}
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -145,7 +145,6 @@ METRICS: dict[str, Metric] = {
         Metric("loss_difference", "nats", "Loss above dense"),
         Metric("loss_difference_from_bf16", "nats", "Loss above bf16"),
         Metric("sqnr", "dB", "Signal to quantization noise", Direction.HIGHER),
-        Metric("memory_part", "MiB", "Memory breakdown"),
         Metric("converted_share", "1", "FLOPs in FP8", Direction.EQUAL),
         Metric("speed_up", "1", "Speed-up", Direction.HIGHER),
         Metric("warmup_needed", "1", "Steps until steady"),

@@ -33,7 +33,6 @@ from nanolib.stats.intervals import TooFewSamples
 
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 _MEMORY = ("peak_memory", "reserved_memory")
-COUNTED = (*_MEMORY, *_EQUAL)
 # Metrics without blocks: the smallest change that counts as a share, or None for the threshold, the
 # finding if the value rises and if it falls, and a message.
 _RULES = dict.fromkeys(_EQUAL, (0.0, CHANGED, CHANGED, "deterministic metric changed"))

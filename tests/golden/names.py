@@ -52,7 +52,7 @@ NOT_FACTORS = {
 }
 
 METRICS = _same(
-    "parameters flops bytes sparsity block_sparsity converted_share wire_bytes peak_memory memory_part loss"
+    "parameters flops bytes sparsity block_sparsity converted_share wire_bytes peak_memory loss"
     " loss_difference"
 ) | {
     "weight_memory": "footprint",

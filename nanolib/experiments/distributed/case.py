@@ -91,17 +91,19 @@ class ShardedCase(RanksCase):
         """Positions of the keys on each rank."""
         if self.algorithm in WHOLE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
+        return self._split(self.world_size)
+
+    def _split(self, world_size: int) -> Sharding:
         split = Sharding.zigzag if self.algorithm == ZIGZAG else Sharding.contiguous
-        return split(self.seq_len, self.world_size)
+        return split(self.seq_len, world_size)
 
     def traffic(self, world_size: int) -> Traffic | None:
         """Return the communication of one call on some ranks, or None if there is no formula."""
         if self.algorithm in WHOLE or self.phase == TRAINING:
             return None
-        split = Sharding.zigzag if self.algorithm == ZIGZAG else Sharding.contiguous
         return traffic_of(
             self.algorithm,
-            split(self.seq_len, world_size),
+            self._split(world_size),
             batch=self.batch_size,
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,

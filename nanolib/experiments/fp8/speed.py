@@ -116,7 +116,7 @@ class SpeedCase(ModelWorkCase):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
-        for row in case._memory_rows(step):
+        for row in case.measure_memory(step):
             # The plan excludes the memory of casts, so it is no prediction for FP8.
             yield replace(row, predicted=None) if self.recipe else row
 

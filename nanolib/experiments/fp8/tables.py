@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.experiments.model.tables import bytes_by_kind
 from nanolib.measurement import LEARNING_STEPS, MemoryKind
 from nanolib.numbers import MIB
 from nanolib.report.overview import pick, table_of
@@ -76,10 +77,8 @@ def _memory_parts(details: dict[str, Any]) -> list[float | None]:
     """Return the size of the columns of `_MEMORY` at a peak, MiB, or None if it is not known."""
     if "parts" not in details:
         return [None] * len(_MEMORY)
-    return [
-        sum(size for kind, *_, size in details["parts"] if kind in kinds) / MIB
-        for kinds in _MEMORY.values()
-    ]
+    sizes = bytes_by_kind(details) / MIB
+    return [float(sizes.reindex(kinds).sum()) for kinds in _MEMORY.values()]
 
 
 @table_of("fp8", "recipe")

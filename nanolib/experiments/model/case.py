@@ -255,13 +255,14 @@ class ModelCase(Case):
         for work in step.workloads():
             # The trace comes first, because compiled code does not run under a memory counter.
             trace(work, self, params)
-            yield from self._memory_rows(work)
+            yield from self.measure_memory(work)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         is_eager = self.optimization == "eager" and self.attention_type != "flex"
         if is_first and is_eager:
             yield from determinism_rows(model, ids[:, :-1])
 
-    def _memory_rows(self, work: Step) -> list[Measurement]:
+    def measure_memory(self, work: Step) -> list[Measurement]:
+        """Measure the peak memory of a call, with its parts if the counter sees all tensors."""
         if self.planned_as.optimization == self.optimization:
             return breakdown_rows(work, self.device, self.plan())
         # The memory counter misses the tensors of a compiled model.

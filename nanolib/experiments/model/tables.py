@@ -1,5 +1,6 @@
 """Build the tables of the model notebook: by shape, memory part and batch size."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -191,8 +192,8 @@ def call_of(row: pd.Series) -> str:
     return f"{CALLS[row['scope']]} at {int(row['seq_len'])} tokens"
 
 
-def bytes_by_kind(row: pd.Series) -> pd.Series:
-    """Return the bytes of a memory peak by `MemoryKind`, in descending order."""
+def bytes_by_kind(row: Mapping[str, Any]) -> pd.Series:
+    """Return the bytes of the `parts` of a memory peak by `MemoryKind`, in descending order."""
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
