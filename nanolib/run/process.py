@@ -88,7 +88,8 @@ def call_in_process(
                 yield from values or ()
                 deadline = time.monotonic() + limit_s
             elif not process.is_alive():  # A grandchild may keep the pipe open.
-                break
+                if not ours.poll():  # The process may have sent values just before its end.
+                    break
             elif time.monotonic() > deadline:
                 raise Late(f"the process sent no value for {limit_s:g} s")
     except (EOFError, OSError):  # The process has ended.

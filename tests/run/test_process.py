@@ -1,9 +1,11 @@
 """A process ends with its parent, and sends its values or the reason of its failure."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 import psutil
 import pytest
@@ -65,6 +67,24 @@ def greet(send, name):
     print("printed", flush=True)
     send((name, _child()))
     time.sleep(600)
+
+
+def say_bye(send):
+    send("bye")
+
+
+def test_values_that_arrive_between_a_look_and_the_end_of_the_process_are_read(monkeypatch):
+    real, first = Connection.poll, iter([True])
+
+    def poll(connection, timeout=0.0):
+        if not next(first, False):
+            return real(connection, timeout)
+        for process in multiprocessing.active_children():
+            process.join(HANGING_S)
+        return False
+
+    monkeypatch.setattr(Connection, "poll", poll)
+    assert list(call_in_process(say_bye, limit_s=HANGING_S)) == ["bye"]
 
 
 def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(
