@@ -1,6 +1,7 @@
 """Create, open and merge database files, and write transactions."""
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from nanolib.paths import database_path, make_folder
 from nanolib.store.schema import SCHEMA, SCHEMA_VERSION, TABLES_OF_CASES, columns_of
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
+_RETRY_S = 0.01
 # If two databases contain the same run, a merge keeps the copy with the greater rank.
 _RANK = (
     "({run}.status = 'done', (SELECT count(*) FROM {schema}.measurements m"
@@ -120,11 +122,23 @@ class Connection:
 
 def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
     """Create the tables in a file without tables. Several processes may call this at once."""
-    if _has_tables(db):
-        return
-    # SQLite ignores this pragma after the first table.
-    db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
+    end = time.monotonic() + WAIT_S
+    while not _has_tables(db):
+        # SQLite ignores this pragma after the first table.
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        try:
+            db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
+        except sqlite3.OperationalError as error:
+            # Another process changes the mode too, and SQLite does not wait for this lock.
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(_RETRY_S)
+            continue
+        _add_tables(db)
+
+
+def _add_tables(db: sqlite3.Connection) -> None:
+    """Create the tables in one transaction, unless another process was first."""
     db.execute("BEGIN IMMEDIATE")
     if not _has_tables(db):
         for statement in SCHEMA:
