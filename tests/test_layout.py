@@ -1,4 +1,4 @@
-"""Names on which others build, the rooms that the README names, and the size of files."""
+"""Names on which others build, links, and the size of files."""
 
 import importlib
 import json
@@ -31,13 +31,6 @@ def test_names_on_which_others_build_are_there():
     for module, names in STAYS.items():
         found = importlib.import_module(module)
         assert all(hasattr(found, name) for name in names.split()), module
-
-
-def test_the_table_of_folders_names_those_of_the_package():
-    text = CONTRIBUTING.partition("## Folders")[2].partition("\n## ")[0]
-    named = {name.rstrip("/") for name in re.findall(r"`nanolib/([a-z_]+(?:\.py|/))`", text)}
-    there = {path.name for path in (ROOT / "nanolib").iterdir()}
-    assert named == there - {"__init__.py", "__pycache__"}
 
 
 def test_no_file_has_more_lines_than_contributing_allows():

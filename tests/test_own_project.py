@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -93,18 +92,6 @@ def project(tmp_path, python):
     return made
 
 
-def test_the_wheel_contains_the_notebooks_params_files_and_docs(wheel):
-    files = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("notebooks", "params", "docs")
-        for path in (ROOT / folder).rglob("*.*")
-        if path.suffix in (".ipynb", ".yml", ".md", ".png") and ".ipynb_" not in str(path)
-    }
-    assert {"notebooks/attention.ipynb", "params/quick/attention.yml", "docs/method.md"} <= files
-    inside = {name for name in zipfile.ZipFile(wheel).namelist() if "/workbook/" in name}
-    assert inside == {f"nanolib/workbook/{file}" for file in files}
-
-
 def test_the_wheel_makes_a_folder_in_which_nano_runs(project):
     told = project.call(project.python, "-c", "import nanolib; print(nanolib.__file__)").stdout
     assert told.startswith(str(Path(project.python).parents[1]))
@@ -153,18 +140,3 @@ def test_the_action_tells_bad_input_and_fails_on_a_regression_with_a_comment(pro
     assert written == "POST repos/me/mine/issues/7/comments"
     findings = Path((tmp_path / "output").read_text().strip().removeprefix("findings="))
     assert json.loads(findings.read_text())["regressed"]
-
-
-@pytest.mark.parametrize(
-    ("heading", "code"),
-    [("A case failed", 1), ("Nothing was compared", 0)],
-)
-def test_the_actions_heading_says_what_failed(project, tmp_path, heading, code):
-    step = project.folder / "mine" / "step.py"
-    step.write_text(step.read_text() + "\ndef step():\n    raise RuntimeError('broken')\n")
-    if code == 0:  # The base is broken too.
-        project.repository.git("commit", "--all", "--quiet", "-m", "broken")
-        project.repository.git("tag", "--force", "base")
-    gate = _gate(project, tmp_path, call="mine.step:step")
-    assert gate.returncode == code, gate.stdout + gate.stderr
-    assert f"### {heading}\n" in (tmp_path / "summary.md").read_text()
