@@ -39,15 +39,14 @@ def test_no_file_has_more_lines_than_contributing_allows():
     assert lines and not {file for file, count in lines.items() if count > int(limit)}
 
 
-LINKING = [
-    *ROOT.glob("*.md"),
-    *(
-        file
-        for folder in ("docs", "notebooks", "outputs/reference")
-        for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".md", ".ipynb")
-    ),
-]
+PAGES = (
+    "*.md",
+    "docs/*.md",
+    "notebooks/*.ipynb",
+    "outputs/reference/**/*.md",
+    "outputs/reference/**/*.ipynb",
+)
+LINKING = [file for pattern in PAGES for file in ROOT.glob(pattern)]
 
 
 @pytest.mark.parametrize("file", LINKING, ids=lambda file: str(file.relative_to(ROOT)))

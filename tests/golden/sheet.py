@@ -47,8 +47,10 @@ def everywhere_alike():
         mock.patch("nanolib.run.memory_plan.free_bytes", lambda *_: _MACHINE),
         mock.patch("nanolib.models.text.load", lambda *_, **__: text),
     ):
-        yield
-    torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def params_of(suite, notebook):

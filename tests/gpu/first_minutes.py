@@ -28,8 +28,8 @@ def first_minutes(found, checks_of, parts, file):
 
     Args:
         found: What is known of the machine; its `parts` are replaced where they have the name of one that runs now: name, seconds,
-            CPU-seconds, checks, and what broke it.
-        checks_of: What a part of a name sends: its checks, and as its last word a dict with its CPU-seconds and what broke it.
+            checks, and what broke it.
+        checks_of: What a part of a name sends: its checks, and as its last word a dict with what broke it.
         parts: Their names, in order.
         file: What was found so far is written there after each check.
     """

@@ -14,7 +14,7 @@ from tests.gpu.parts import PARTS, Check
 from tests.processes import ended
 
 RIGHT = Check("the clock is right", "7 ms", True)
-DONE = {"cpu_s": 2.5, "broke": ""}
+DONE = {"broke": ""}
 
 
 def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes(tmp_path):
@@ -35,7 +35,7 @@ def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes
     assert written == [(name, count, "it was cut") for name in names for count in (1, 2)]
     ends = [part["broke"] for part in found["parts"]]
     assert ends == ["the process was killed by SIGSEGV", "it was cut", ""]
-    assert found["parts"][2]["cpu_s"] == 2.5 and json.loads(file.read_text()) == found
+    assert json.loads(file.read_text()) == found
     # what a machine cannot show is no failure, and a part that runs again takes its own place
     assert first_minutes(found, lambda name: [DONE], names[:2], file)
     wrong = RIGHT._replace(holds=False)
@@ -50,8 +50,7 @@ def test_what_breaks_a_part_is_sent_after_its_checks(tmp_path, monkeypatch):
     sent = []
     monkeypatch.setitem(PARTS, "clock", (checks, 30))
     send_part(sent.append, "clock", tmp_path)
-    assert sent[0] == RIGHT and sent[1]["cpu_s"] > 0
-    assert sent[1]["broke"] == "ValueError: no such kernel and more"
+    assert sent == [RIGHT, {"broke": "ValueError: no such kernel and more"}]
 
 
 @pytest.mark.slow
