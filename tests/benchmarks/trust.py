@@ -1,8 +1,9 @@
-"""How often `nano ab` is right on this machine, quiet and loaded: `make bench`.
+"""Compare how often `nano ab` and other harnesses are right on this machine, quiet and loaded: `make bench`.
 
-Real work is timed in versions that do 0, 3, 5 or 10 % more of it. Each recording is of one work and load, and comparisons are
-replayed from it. Any two versions serve as A and B, since what each does more is known and divided out. How often B is called
-slower is printed with its exact 95 % interval. The budget of `nano ab` includes its starts and forks. `--live N`
+Real work is timed in versions that do 0, 3, 5 or 10 % more of it. Each recording, of one work and load, has both ways of
+collecting: blocks interleaved, and one version after the other. Comparisons are replayed from it. Any two versions serve as A
+and B, since what each does more is known and divided out. How often each harness calls B slower is printed with its exact 95 %
+interval. The budget of `nano ab` includes its starts and forks. The others have the seconds that it may measure. `--live N`
 adds N real `nano ab` comparisons per cell, as long as a user would wait for them. `--minutes` limits the recording.
 """
 
@@ -21,12 +22,15 @@ from nanolib.ab.schedule import TIMED, compare_pairs, compare_versions
 from nanolib.stats.compare import THRESHOLD, Kind
 from nanolib.stats.signed_ranks import hodges_lehmann
 from tests.benchmarks.parts.neighbors import busy_neighbors
+from tests.benchmarks.parts.peers import RULES
 from tests.benchmarks.parts.recording import (
+    IN_A_ROW_S,
     UNITS,
     VERSIONS,
     WORKS,
     record,
     replay_ab,
+    replay_peer,
     request,
     work_versions,
 )
@@ -70,7 +74,7 @@ def main():
 
 
 def _ratio(recording, version):
-    logs = [np.median(np.log(one[version] / one[0])) for one in recording.sets]
+    logs = [np.median(np.log(one.pairs[version] / one.pairs[0])) for one in recording.generations]
     low, middle, high = 100 * np.expm1(hodges_lehmann(np.array(logs)))
     return f"{middle:+.1f} [{low:+.1f} … {high:+.1f}] %"
 
@@ -86,20 +90,27 @@ def _print_row(name, texts):
 
 
 def _print_rates(recordings, budget_s):
-    """Print how often B is called slower, or faster where it is: regressed, improved or suspect."""
+    """Print how often B is called slower, or faster where it is (ours: regressed, improved or suspect)."""
     rng, columns = np.random.default_rng(0), []
+    length = round(budget_s * TIMED / 2 / IN_A_ROW_S)
+    rules = RULES
+    if 2 * length > min(len(recording.generations) for recording in recordings):
+        print("    the recording is too short for A and then B of this length: raise --minutes")
+        rules = {}
+    drawn = [recordings[i % len(recordings)] for i in range(REPLAYS)]
     for units in EFFECTS.values():
-        drawn = (recordings[i % len(recordings)] for i in range(REPLAYS))
         pairs = [replay_ab(of, units, rng, budget_s) for of in drawn]
         verdicts, sharp = (
             [compare_pairs(one, threshold) for one in pairs] for threshold in (THRESHOLD, _SHARP)
         )
         found = {
-            "nano ab": [_is_called(one, units, CALLED) for one in verdicts],
-            "  regressed or improved": [_is_called(one, units, BEYOND) for one in verdicts],
-            "  the same at 2.5 %": [_is_called(one, units, BEYOND) for one in sharp],
+            "nano ab": [is_called(one, units, CALLED) for one in verdicts],
+            "  regressed or improved": [is_called(one, units, BEYOND) for one in verdicts],
+            "  the same at 2.5 %": [is_called(one, units, BEYOND) for one in sharp],
             "  interval apart from 1": [_is_apart(one.interval, units) for one in verdicts],
         }
+        for name, rule in rules.items():
+            found[name] = [replay_peer(rule, of, units, rng, length) for of in drawn]
         columns.append({name: _rate(called) for name, called in found.items()})
     seconds = f"{budget_s:.0f} s, of which {budget_s * TIMED:.0f} s are for calls"
     _print_row(f"{REPLAYS} replays of {seconds}", EFFECTS)
@@ -107,7 +118,7 @@ def _print_rates(recordings, budget_s):
         _print_row(name, (column[name] for column in columns))
 
 
-def _is_called(verdict, units, kinds):
+def is_called(verdict, units, kinds):
     """Whether B is called slower, or faster if it does less."""
     return verdict.kind in kinds and (verdict.ratio > 1) == (units >= UNITS[0])
 

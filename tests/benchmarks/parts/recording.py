@@ -24,12 +24,14 @@ from nanolib.ab.schedule import (
 from nanolib.ab.versions import checked_out
 from tests.ab.conftest import Repository
 from tests.benchmarks.parts.neighbors import busy_neighbors
+from tests.benchmarks.parts.peers import GUARD
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
 UNITS = list(VERSIONS.values())
 # Of interleaved blocks of two versions, in each pair of processes.
 WINDOW_S = Settings.budget_s * TIMED / PROCESS_PAIRS
+IN_A_ROW_S = 1.0  # of calls, per version
 
 
 @contextlib.contextmanager
@@ -46,16 +48,29 @@ def work_versions():
 
 
 @dataclass
+class Generation:
+    """What one set of processes, one per version, gave.
+
+    Attributes:
+        pairs: Block medians, ms, shape [versions, blocks], interleaved.
+        calls: Per version, call times, ms, one version after the other.
+    """
+
+    pairs: np.ndarray
+    calls: list[np.ndarray]
+
+
+@dataclass
 class Recording:
     """What one work did under one load.
 
     Attributes:
-        sets: Of each set of processes, one per version: block medians, ms, shape [versions, blocks], interleaved.
+        generations: Its sets of processes.
         fork_server_s: How long the process takes from which others are forked.
         fork_s: How long two forked processes take, their first calls included.
     """
 
-    sets: list[np.ndarray]
+    generations: list[Generation]
     fork_server_s: float
     fork_s: float
 
@@ -66,25 +81,30 @@ def request(work):
 
 
 def record(versions, work, loaded, seconds):
-    """Time blocks of all versions in turns, in processes that are often replaced."""
-    sets, forks = [], []
+    """Both ways of collecting in turn, in processes that are often replaced."""
+    generations, forks = [], []
     with busy_neighbors(loaded), Processes(versions, fork=True) as sides:
         end = time.monotonic() + seconds
-        while time.monotonic() < end or len(sets) < PROCESS_PAIRS:
+        while time.monotonic() < end or len(generations) < PROCESS_PAIRS:
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:
                 process.ask(**request(work))
             call_ms = max(sum(process.time_block(2, keep=False)[-1]) for process in processes)
             forks.append((time.monotonic() - begun) * 2 / len(processes))
-            seconds_each = len(processes) / 2 * WINDOW_S
-            sets.append(_interleaved(processes, block_calls(call_ms), seconds_each))
+            calls = block_calls(call_ms)
+            pairs = _interleaved(processes, calls, len(processes) / 2 * WINDOW_S)
+            in_a_row = [_in_a_row(process, calls) for process in processes]
+            generations.append(Generation(pairs, in_a_row))
             for process in processes:
                 process.ask(do="next")
-    print(f"  recorded {work}: {len(sets)} sets of processes, call {call_ms:.1f} ms", flush=True)
+    print(
+        f"  recorded {work}: {len(generations)} sets of processes, call {call_ms:.1f} ms",
+        flush=True,
+    )
     fork_s = float(np.median(forks))
     # the first had to be made
-    return Recording(sets, (forks[0] - fork_s) * len(versions) / 2, fork_s)
+    return Recording(generations, (forks[0] - fork_s) * len(versions) / 2, fork_s)
 
 
 def _interleaved(sides, calls, seconds):
@@ -98,20 +118,41 @@ def _interleaved(sides, calls, seconds):
     return np.array(rows).T
 
 
+def _in_a_row(side, calls):
+    times = []
+    end = time.monotonic() + IN_A_ROW_S
+    while time.monotonic() < end:
+        times += [call for (call,) in side.time_block(calls, keep=False)]
+    return np.array(times)
+
+
 def replay_ab(recording, units, rng, budget_s):
     """Return the blocks that `nano ab` would have measured of A and of B, which does `units` of work."""
     pairs, spent_s = Pairs(), 0.0
-    for number, at in enumerate(rng.permutation(len(recording.sets)), 1):
-        blocks = recording.sets[at]
-        found = _replay_processes(blocks, units, rng, budget_s)
+    for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
+        generation = recording.generations[at]
+        found = _replay_processes(generation, units, rng, budget_s)
         pairs += found
         if (number - 1) % CHILDREN == 0:
             spent_s += recording.fork_server_s
-        timed_s = len(found.a) / blocks.shape[1] * WINDOW_S
+        timed_s = len(found.a) / generation.pairs.shape[1] * WINDOW_S
         spent_s += recording.fork_s + WARM_UP_S + timed_s
         if ends_after(number, spent_s, budget_s) or is_precise_enough({"": pairs}, REL_CI):
             break
     return pairs
+
+
+def replay_peer(rule, recording, units, rng, length):
+    """Whether the rule of another harness calls B slower, after so many series of A and then of B."""
+    start = int(rng.integers(len(recording.generations)))
+    order = [*recording.generations[start:], *recording.generations[:start]]
+    parts = order[:length], order[length : 2 * length]
+    a, b = (
+        np.concatenate([generation.calls[version] for generation in part]) / 1000 * scale
+        for (version, scale), part in zip(_two_versions(units, rng), parts, strict=True)
+    )
+    ratio = rule(a, b) if units >= UNITS[0] else rule(b, a)
+    return ratio - 1 > GUARD
 
 
 def _two_versions(units, rng):
@@ -127,8 +168,8 @@ def _two_versions(units, rng):
     ]
 
 
-def _replay_processes(blocks, units, rng, budget_s):
+def _replay_processes(generation, units, rng, budget_s):
     """Take the pairs that one pair of processes measures within the budget."""
-    a, b = (blocks[version] * scale for version, scale in _two_versions(units, rng))
+    a, b = (generation.pairs[version] * scale for version, scale in _two_versions(units, rng))
     n = min(len(a), max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))))
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
