@@ -130,7 +130,7 @@ WITH_DATABASE = {
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare HERE/pipe latest": "pipe",
     "compare latest HERE/text.txt": "text.txt cannot be used",
-    "export HERE/x.md": "'x.md' has no known ending; use one of .sqlite, .json, .csv",
+    "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
     "ab . . --call json:dumps --json HERE/none/x.json": "none is not a folder; create it, or name a folder",
     "compare LONG latest": "File name too long; name another file or folder",
@@ -138,7 +138,6 @@ WITH_DATABASE = {
     "history nowhere": "no run of nowhere is in the database",
     "history --metric speed": "'speed'",
     "report --to HERE/text.txt": "text.txt",
-    "clean --keep -1": "-1 is not in the range x>=0",
     "merge OUT/results.sqlite": "is this database itself; name another",
 }
 

@@ -49,7 +49,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     cleaned = nano("clean", "--older-than", "0d").output
     assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
-    assert "there are no runs" in nano("export", tmp_path / "x.csv").output
+    assert "there are no runs" in nano("export", tmp_path / "x.json").output
 
 
 def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):

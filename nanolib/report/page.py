@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +18,8 @@ from nanolib.report.display import Lines, Table
 from nanolib.report.export import csv_text, json_text, markdown_table, markdown_text
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
-from nanolib.report.section import Part, Section
-from nanolib.report.theme import is_empty, variables, with_variables
+from nanolib.report.section import MOST_CHARTS, Part, Section
+from nanolib.report.theme import variables, with_variables
 from nanolib.store import Store
 from nanolib.store.query import SHOWN_CASES
 
@@ -59,24 +58,24 @@ def build(
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
         schemapi.debug_mode(False),  # Altair's check of each chart is slow.
-        ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
         made = Path(temporary)
-        parts, specs, pending = [], {}, []
-        # A thread draws the pictures of one part while nanolib builds the next part.
-        for part in _parts(store, sections, rows, runs, machines):
-            parts.append(part)
-            for name, chart in {**part.charts, **part.files}.items():
-                specs[name] = chart.to_dict(validate=False)
-                if pictures and part.newest:
-                    pending.append(drawing.submit(renderer.save, specs[name], made, name))
-            if part.machine and part.newest:
-                _write_files(part, runs, made)
-        (made / "profiling_report.md").write_text(_markdown(parts), encoding="utf-8")
+        parts = [*_parts(store, sections, rows, runs, machines)]
+        specs = {
+            name: chart.to_dict(validate=False)
+            for part in parts
+            for name, chart in part.charts.items()
+        }
+        newest = [part for part in parts if part.newest]
+        for part in newest:
+            if part.machine:
+                own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
+                _write_files(part, rows[own], runs, made)
+            for name in part.charts if pictures else ():
+                renderer.save(specs[name], made, name)
+        (made / "profiling_report.md").write_text(_markdown(newest), encoding="utf-8")
         page = _web_page(parts, specs, rows, runs, machines)
         (made / "index.html").write_text(page, encoding="utf-8")
-        for picture in pending:
-            picture.result()
         # The page comes last, so an interrupted report shows no file that is missing.
         for name in sorted((file.name for file in made.iterdir()), key="index.html".__eq__):
             (made / name).replace(folder / name)
@@ -91,24 +90,18 @@ def _parts(
     machines: pd.DataFrame,
 ) -> Iterator[Part]:
     """Yield a part per section and machine, newest results first, and then the summaries."""
-    newest = runs.sort_values("started", kind="stable")[::-1]
     for section in sections:
-        machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
-        for at, machine in enumerate(machine_ids):
+        own = runs[runs["experiment"] == section.experiment]
+        for at, machine in enumerate(own["machine_id"][::-1].unique()):
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
-    hardware = overview.hardware_table(rows, machines)
-    yield Part("hardware", "Which hardware was used?", tables=_whole_table("Hardware", hardware))
-    tables = _whole_table("What failed", overview.failures(rows))
+    hardware, failed = overview.hardware_table(rows, machines), overview.failures(rows)
+    yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
     flags = overview.flag_lines(rows)
-    if tables or flags:
-        yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
-    yield Part("runs", "Runs and machines", tables=_whole_table("Runs", overview.run_facts(runs)))
-
-
-def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return a table that shows all columns to people, or no table if it has no line."""
-    return {title: (table, table)} if len(table) else {}
+    tables = {"What failed": (failed, failed)}
+    yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
+    facts = overview.run_facts(runs)
+    yield Part("runs", "Runs and machines", tables={"Runs": (facts, facts)})
 
 
 def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
@@ -122,9 +115,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
         {title: (table.of(rows), table.readable(rows)) for title, table in section.tables.items()},
         machine,
         newest,
-        rows,
         dict(_by_length(section, rows)),
-        {name: draw(rows) for name, draw in section.files.items()} if newest else {},
     )
 
 
@@ -139,14 +130,13 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
             yield f"{length:.0f}", findings
 
 
-def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
+def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
     for at, (title, (table, readable)) in enumerate(part.tables.items()):
         ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
         name = folder / f"{part.name}_{ending}"
         name.with_suffix(".csv").write_text(csv_text(table), encoding="utf-8")
         name.with_suffix(".md").write_text(markdown_table(readable) + "\n", encoding="utf-8")
-    own = overview.of_experiment(part.rows, part.name)
-    tables = {"runs": runs[runs["experiment"] == part.name], "measurements": own}
+    tables = {"runs": runs[runs["experiment"] == part.name], "measurements": rows}
     text = json_text(tables, verdict=list(map(str, part.verdict)))
     (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
 
@@ -154,14 +144,12 @@ def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
 def _markdown(parts: list[Part]) -> str:
     """Return the report as Markdown."""
     lines = ["# nanolib report"]
-    for part in filter(lambda one: one.newest, parts):
+    for part in parts:
         lines.append(f"## {part.title}")
         lines.append("\n".join(f"- {markdown_text(str(finding))}" for finding in part.verdict))
-        lines += [f"![{name}]({name}.png)" for name in (*part.charts, *part.files)]
+        lines += [f"![{name}]({name}.png)" for name in part.charts]
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]
-    if not any(part.machine for part in parts):
-        lines.append("Nothing was measured yet. Run nano run quick.")
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
@@ -192,7 +180,8 @@ def _web_page(
         (_PAGE / name).read_text(encoding="utf-8")
         for name in ("page.html.jinja", "style.css", "script.js")
     )
-    drawn = [name for part in parts for name, chart in part.charts.items() if not is_empty(chart)]
+    shown = {part.name: [*part.charts][:MOST_CHARTS] for part in parts}
+    drawn = [name for names in shown.values() for name in names if "usermeta" not in specs[name]]
     used = machines[machines["machine_id"].isin(runs["machine_id"])]
     named = {
         one: f"{cpu}, {gpus[0]['name'] if gpus else 'no GPU'} ({one[:6]})"
@@ -204,12 +193,13 @@ def _web_page(
     return page.render(
         parts=parts,
         specs=specs,
+        shown=shown,
         drawn=drawn,
         runs=len(runs),
         count=len(rows),
         most_cases=SHOWN_CASES,
         machines=named,
-        measured={n: f"{n:,}" for n in lengths},
+        lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",

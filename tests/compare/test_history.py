@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -73,17 +72,24 @@ def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(st
 
 def _history(case, values, *changes, metric="latency"):
     points = pd.DataFrame({"estimate": values, "low": values, "high": values})
-    return History("m1", "model", case, "c", metric, "decode", points, changes)
+    return History("model", case, metric, "decode", points, changes)
 
 
-def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
+def test_the_table_of_histories_has_a_line_each_with_its_changes():
     early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
-    flat, first = _history("flat", [2.0, 4.0]), _history("early", [10.0] * 6 + [12.5], early)
-    lines = table([flat, first, _history("late", [8.0] * 7, early, late)])
-    assert list(lines["case"]) == ["late", "early", "flat"]
-    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "+100.0%"]
-    changes = "+25.0% between a and b; -20.0% between c and ?"
-    assert list(lines["changes"]) == [changes, changes.partition(";")[0], ""]
+    lines = table([_history("late", [8.0] * 6 + [10.0], early, late), _history("flat", [2.0, 4.0])])
+    assert list(lines["last / first"]) == ["+25.0%", "+100.0%"]
+    assert list(lines["changes"]) == ["+25.0% between a and b; -20.0% between c and ?", ""]
+
+
+def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(store):
+    moved = {"flat": 99, "early": 5, "late": 7}
+    for index in range(12):
+        levels = {name: 10.0 if index < at else 12.0 for name, at in moved.items()}
+        cases = {name: measured(index, level) for name, level in levels.items()}
+        store.add(run_of(cases, f"run{index}"))
+    found = histories(store, machine_ids=["m1"])
+    assert [one.case.split()[0] for one in found] == ["late", "early", "flat"]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +132,8 @@ def test_values_of_0_or_less_are_left_out_and_the_terminal_says_what_is_missing(
         store.add(_run(index, 10.0, flops, more=[lost]))
     assert "no case has loss_difference above 0 from two runs" in nano("loss_difference").output
     assert "a change needs 6 runs; to compare two runs, use nano compare" in nano("flops").output
-    (shown,) = json.loads(nano("flops", "--all", "--json").stdout)["shown"]
-    assert [point["estimate"] for point in shown["points"]] == [40.0, 50.0, 50.0]
+    (history,) = histories(store, "flops", ["m1"])
+    assert list(history.points["estimate"]) == [40.0, 50.0, 50.0]
 
 
 def test_a_change_is_named_with_the_revisions_around_it(store, nano):

@@ -51,12 +51,13 @@ def test_control_characters_of_names_are_escaped():
 
 @pytest.mark.parametrize(("low", "high"), [(6.1, 7.8), (11, 19), (0.25, 0.55), (1.5, 700)])
 @pytest.mark.parametrize("version", [VEGALITE_VERSION, PAGE_VERSION])
-def test_a_logarithmic_axis_has_three_labels_or_more(low, high, version):
+def test_a_logarithmic_axis_has_three_labels_or_more_and_a_grid_line_at_each(low, high, version):
     chart = _chart("y", y=[low, (low * high) ** 0.5, high])
     drawn = vl_convert.vega_to_svg(compiled(chart.to_dict(), version))
     axis = drawn.partition('aria-label="Y-axis')[2].partition("foreground")[0]
     labels = re.findall(r"<text[^>]*>([\d,.]+)</text>", axis)
-    assert len(labels) >= 3, labels
+    lines = re.findall(r'<line[^>]* x2="680" y2="0"[^>]* opacity="1"', drawn)
+    assert 3 <= len(labels) == len(lines), labels
 
 
 def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_title():
