@@ -183,9 +183,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
         _echo_cases(table(shown))
     most_runs = max((len(one.points) for one in found), default=0)
     notes = [f"{metric} changed in {len(stepped)} of {len(found)} series of up to {most_runs} runs"]
-    if not found:
-        notes = [f"no case has {metric} above 0 from two runs on one machine; run a notebook again"]
-    elif most_runs < LEAST_HISTORY:
+    if most_runs < LEAST_HISTORY:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
         notes += ["to measure, in turns, the revisions before and after a change:", *commands]

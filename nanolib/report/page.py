@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jinja2
@@ -52,34 +51,24 @@ def build(
     Returns:
         Path of the page, `index.html` in the folder.
     """
-    (rows, runs), machines = store.shown(run_ids), store.machines()
+    rows, runs = store.shown(run_ids)
+    hardware = overview.hardware_table(rows, store.machines())
     make_folder(folder)
-    # nanolib moves all files to the folder at the end, so a failure does not damage an old report.
-    with (
-        TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
-        schemapi.debug_mode(False),  # Altair's check of each chart is slow.
-    ):
-        made = Path(temporary)
-        parts = [*_parts(store, sections, rows, runs, machines)]
-        specs = {
-            name: chart.to_dict(validate=False)
-            for part in parts
-            for name, chart in part.charts.items()
-        }
-        newest = [part for part in parts if part.newest]
-        for part in newest:
-            if part.machine:
-                own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
-                _write_files(part, rows[own], runs, made)
-            for name in part.charts if pictures else ():
-                renderer.save(specs[name], made, name)
-        (made / "profiling_report.md").write_text(_markdown(newest), encoding="utf-8")
-        page = _web_page(parts, specs, rows, runs, machines)
-        (made / "index.html").write_text(page, encoding="utf-8")
-        # The page comes last, so an interrupted report shows no file that is missing.
-        for name in sorted((file.name for file in made.iterdir()), key="index.html".__eq__):
-            (made / name).replace(folder / name)
-    return folder / "index.html"
+    with schemapi.debug_mode(False):  # Altair's check of each chart is slow.
+        parts = [*_parts(store, sections, rows, runs, hardware)]
+        charts = {name: chart for part in parts for name, chart in part.charts.items()}
+        specs = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
+    newest = [part for part in parts if part.newest]
+    for part in newest:
+        if part.machine:
+            own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
+            _write_files(part, rows[own], runs, folder)
+        for name in part.charts if pictures else ():
+            renderer.save(specs[name], folder, name)
+    (folder / "profiling_report.md").write_text(_markdown(newest), encoding="utf-8")
+    page = folder / "index.html"  # The page comes last, so an interrupted report keeps the old one.
+    page.write_text(_web_page(parts, specs, rows, runs, hardware), encoding="utf-8")
+    return page
 
 
 def _parts(
@@ -87,7 +76,7 @@ def _parts(
     sections: Iterable[Section],
     rows: pd.DataFrame,
     runs: pd.DataFrame,
-    machines: pd.DataFrame,
+    hardware: pd.DataFrame,
 ) -> Iterator[Part]:
     """Yield a part per section and machine, newest results first, and then the summaries."""
     for section in sections:
@@ -95,9 +84,8 @@ def _parts(
         for at, machine in enumerate(own["machine_id"][::-1].unique()):
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
-    hardware, failed = overview.hardware_table(rows, machines), overview.failures(rows)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
-    flags = overview.flag_lines(rows)
+    flags, failed = overview.flag_lines(rows), overview.failures(rows)
     tables = {"What failed": (failed, failed)}
     yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
     facts = overview.run_facts(runs)
@@ -125,9 +113,7 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
     seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
     lengths = seq_lens.dropna().unique()
     for length in lengths if len(lengths) > 1 else ():
-        findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
-        if findings and (findings[0].compared or findings[0].figures):
-            yield f"{length:.0f}", findings
+        yield f"{length:.0f}", section.verdict(own[seq_lens.isna() | (seq_lens == length)])
 
 
 def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
@@ -165,7 +151,7 @@ def _web_page(
     specs: dict[str, dict[str, Any]],
     rows: pd.DataFrame,
     runs: pd.DataFrame,
-    machines: pd.DataFrame,
+    hardware: pd.DataFrame,
 ) -> str:
     """Return the web page, which loads nothing from a network and escapes all text.
 
@@ -174,7 +160,7 @@ def _web_page(
         specs: Vega-Lite specification of each chart, by the name of the chart.
         rows: Measurements of the parts.
         runs: Runs of the measurements.
-        machines: All machines of the store.
+        hardware: Table of the machines.
     """
     template, style, script = (
         (_PAGE / name).read_text(encoding="utf-8")
@@ -182,11 +168,7 @@ def _web_page(
     )
     shown = {part.name: [*part.charts][:MOST_CHARTS] for part in parts}
     drawn = [name for names in shown.values() for name in names if "usermeta" not in specs[name]]
-    used = machines[machines["machine_id"].isin(runs["machine_id"])]
-    named = {
-        one: f"{cpu}, {gpus[0]['name'] if gpus else 'no GPU'} ({one[:6]})"
-        for one, cpu, gpus in used[["machine_id", "cpu", "gpus"]].itertuples(index=False)
-    }
+    machines = hardware.reindex(columns=["Machine", "CPU", "GPU"]).itertuples(index=False)
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
     data = json.dumps({name: specs[name] for name in drawn}, separators=(",", ":"))
     page = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined)
@@ -198,7 +180,7 @@ def _web_page(
         runs=len(runs),
         count=len(rows),
         most_cases=SHOWN_CASES,
-        machines=named,
+        machines={one: f"{cpu}, GPU {gpu} ({one[:6]})" for one, cpu, gpu in machines},
         lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,

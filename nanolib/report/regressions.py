@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from nanolib.compare.findings import CHANGED, FAILED, MISSING, Comparison, share_words
+from nanolib.compare.findings import NEW, Comparison, share_words
 from nanolib.compare.history import History
 from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.plot import plot
@@ -20,15 +20,7 @@ _HUES = {
 }
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
-# These findings get a sentence with a verb. nanolib only counts the other findings.
-_VERBS = {
-    Kind.REGRESSED: "regressed",
-    Kind.IMPROVED: "improved",
-    Kind.SUSPECT: "may have changed",
-    CHANGED: "changed",
-    FAILED: "failed",
-    MISSING: "is missing",
-}
+_QUIET = (Kind.INCONCLUSIVE, Kind.EQUIVALENT, NEW)  # nanolib only counts these findings.
 
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
@@ -55,12 +47,12 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
     """Return the findings of a comparison of the newest runs with the runs before."""
     counts = ", ".join(f"{count} {finding}" for finding, count in found.counts.items())
     findings = [Finding("The newest runs were compared with earlier runs", counts)]
-    for line in [one for one in found.lines if one.finding in _VERBS][:_MOST_NAMED]:
+    for line in [one for one in found.lines if one.finding not in _QUIET][:_MOST_NAMED]:
         evidence, compared = line.message, ()
         if line.verdict:
             evidence = ", ".join(filter(None, [line.change, line.message]))
             compared = comparing(Estimate(*line.verdict.interval, name=line.name), ONE)
-        text = f"{line.name} {_VERBS[line.finding]}"
+        text = f"{str(line.finding).capitalize()}: {line.name}"
         findings.append(Finding(text, evidence, compared=compared))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
     drift = "The runs were measured at different times, so machine drift is not controlled"
@@ -75,7 +67,7 @@ def comparison_chart(found: Comparison) -> Drawing:
     as no change.
     """
     timed = [line for line in found.lines if line.verdict]
-    timed.sort(key=lambda line: line.finding not in _VERBS)
+    timed.sort(key=lambda line: line.finding in _QUIET)
     drawn = timed[:_MOST_SHOWN]
     ends = [line.verdict.interval for line in drawn]
     data = pd.DataFrame(ends, columns=["low", "x", "high"]).assign(

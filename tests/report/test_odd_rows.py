@@ -8,7 +8,7 @@ import pytest
 
 from nanolib.experiments.attention import cases as attention
 from nanolib.measurement import Status
-from nanolib.report.overview import explain_missing, why_empty
+from nanolib.report.overview import why_empty
 from tests.report.cases import SHAPE, attention_case
 from tests.report.rows import ended
 from tests.shown import CHARTS
@@ -17,21 +17,6 @@ from tests.shown import CHARTS
 def _failed(*endings):
     """Cases of attention that have no result, by their status and message."""
     return [(SHAPE | {"name": f"own {at}"}, [ended(*one)]) for at, one in enumerate(endings)]
-
-
-def test_the_first_failure_is_the_reason_in_the_conclusion_and_the_charts(say, measured):
-    why = "unsupported: flash-attn is not installed"
-    cases = _failed(
-        (Status.UNSUPPORTED, "flash-attn is not installed"), (Status.ERROR, "ValueError: odd")
-    )
-    assert say("attention", cases) == [f"Attention was not measured: {why}."]
-    rows = measured("attention", cases)
-    for name in ("attention_speed_up", "attention_latency"):
-        assert CHARTS[name](rows).to_dict()["usermeta"]["empty"] == why
-    quality = CHARTS["attention_quality"](rows).to_dict()["usermeta"]["empty"]
-    assert quality == "the loss was not measured; set quality_attentions"
-    (nothing,) = explain_missing(rows, "warmup", "Warm-up")
-    assert str(nothing) == "Warm-up was not measured. Next: run nano run quick warmup."
 
 
 def test_a_remedy_stands_only_where_no_case_failed(measured):

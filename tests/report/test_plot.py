@@ -10,7 +10,7 @@ import vl_convert
 
 from nanolib.report.plot import plot
 from nanolib.report.renderer import PAGE_VERSION, VEGALITE_VERSION, compiled
-from nanolib.report.theme import COLOURS, hues, is_empty, variables, with_variables
+from nanolib.report.theme import COLOURS, is_empty, variables, with_variables
 from tests.report.rows import points
 from tests.shown import CHARTS
 
@@ -96,10 +96,6 @@ def test_points_of_two_runs_are_not_joined():
     layers = _chart(series=["one"] * 3, link_run=["a", "a", "b"]).to_dict()["layer"]
     (apart,) = [one["encoding"]["detail"] for one in layers if one["mark"]["type"] == "line"]
     assert [detail["field"] for detail in apart] == ["series", "link_run"]
-
-
-def test_four_series_have_a_color_and_all_others_are_grey():
-    assert list(hues("abcdefa").values()) == ["c1", "c2", "c3", "c4", "rest", "rest"]
 
 
 def test_a_page_takes_its_colors_from_its_style(stored):

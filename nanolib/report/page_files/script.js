@@ -34,7 +34,6 @@ async function follow() {
     const at = value => one.parentElement.querySelector(`:scope > [data-only="${value}"]`);
     one.hidden = one !== (at(n) ?? at(''));
   }
-  for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
   await Promise.all(views.map(view => view.signal('n', Number(n) || null).runAsync()));
   dispatchEvent(new Event('resize'));  // A part that was hidden had no width.
   document.body.dataset.drawn = n + machine;  // Tests wait for this choice.
