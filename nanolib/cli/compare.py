@@ -20,7 +20,7 @@ from nanolib.cli.common import (
     output_option,
     to_json,
 )
-from nanolib.measurement import BadInput
+from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import DATABASE
 
 _everything = click.option(
@@ -155,7 +155,7 @@ def _echo_cases(table: Any) -> None:
     "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@option("--metric", "latency", "Metric to show.")
+@option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
 @_everything
 @output_option
 def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None:

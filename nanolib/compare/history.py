@@ -8,7 +8,7 @@ import pandas as pd
 from nanolib.compare.findings import Comparison, case_names, cases_in, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
-from nanolib.measurement import METRICS, BadInput, Direction
+from nanolib.measurement import METRICS, Direction
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level
 from nanolib.stats.compare import MARGIN
@@ -84,12 +84,7 @@ def histories(
         metric: Key of `METRICS`.
         machine_ids: IDs of the machines.
         last: Number of newest runs to use per experiment and machine, or None for all runs.
-
-    Raises:
-        BadInput: The metric is unknown.
     """
-    if metric not in METRICS:
-        raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     figures = store.figures(metric, machine_ids, last)
     figures = figures[figures["estimate"] > 0]  # Only values above 0 have ratios.
     names, result = case_names(cases_in(figures)), []

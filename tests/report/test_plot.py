@@ -9,7 +9,7 @@ import pytest
 import vl_convert
 
 from nanolib.report.plot import plot
-from nanolib.report.renderer import PAGE_VERSION, VEGALITE_VERSION, compiled
+from nanolib.report.renderer import PAGE_VERSION, VEGALITE_VERSION
 from nanolib.report.theme import COLOURS, is_empty, variables, with_variables
 from tests.report.rows import points
 from tests.shown import CHARTS
@@ -53,7 +53,7 @@ def test_control_characters_of_names_are_escaped():
 @pytest.mark.parametrize("version", [VEGALITE_VERSION, PAGE_VERSION])
 def test_a_logarithmic_axis_has_three_labels_or_more_and_a_grid_line_at_each(low, high, version):
     chart = _chart("y", y=[low, (low * high) ** 0.5, high])
-    drawn = vl_convert.vega_to_svg(compiled(chart.to_dict(), version))
+    drawn = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=version)
     axis = drawn.partition('aria-label="Y-axis')[2].partition("foreground")[0]
     labels = re.findall(r"<text[^>]*>([\d,.]+)</text>", axis)
     lines = re.findall(r'<line[^>]* x2="680" y2="0"[^>]* opacity="1"', drawn)
@@ -119,7 +119,7 @@ def test_no_chart_loses_its_axis_to_bad_values(spoiled, name):
     chart = CHARTS[name](spoiled)
     if is_empty(chart):
         return
-    spec = compiled(chart.to_dict())
+    spec = vl_convert.vegalite_to_vega(chart.to_dict(), vl_version=PAGE_VERSION)
     scales = [scale for part in [spec, *spec.get("marks", [])] for scale in part.get("scales", [])]
     ends = [
         end for scale in scales if scale["type"] in ("log", "linear") for end in scale["domain"]

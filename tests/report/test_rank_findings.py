@@ -3,7 +3,6 @@
 import pytest
 
 from nanolib.experiments.distributed.launch import Launch
-from nanolib.experiments.distributed.view import SECTION
 from tests.report.cases import CORES, decode_cases, rank_case
 from tests.report.rows import points
 from tests.shown import CHARTS
@@ -61,17 +60,6 @@ def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, cases, why):
     (line,) = say("distributed", cases)
     text = "float32: The scaling of decoding over 4,096 keys was not measured"
     assert line.startswith(f"{text}: {why}") and "fastest" not in line
-
-
-def test_two_dtypes_have_lines_and_panels_of_their_own(measured):
-    cases = [*decode_cases(FUSED, dtype="float32"), *decode_cases(FUSED, dtype="bfloat16")]
-    rows = measured("distributed", cases)
-    table = SECTION.tables["Decoding"].readable(rows)
-    assert set(table["Ranks, dtype"]) == {"4, float32", "4, bfloat16"}
-    assert {panel for (panel,) in points(CHARTS["decode_scaling"](rows), "panel")} == {
-        "seq len 4,096, float32",
-        "seq len 4,096, bfloat16",
-    }
 
 
 def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):

@@ -24,7 +24,6 @@ async function draw(place) {
     const at = place.appendChild(Object.assign(document.createElement('div'), {className: 'plot'}));
     views.push((await vegaEmbed(at, panel, {mode: 'vega-lite', renderer: 'svg', actions: false})).view);
   }
-  for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
 async function follow() {
   const machine = chosen('machine'), n = chosen('length');
