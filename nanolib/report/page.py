@@ -180,7 +180,7 @@ def _web_page(
         runs=len(runs),
         count=len(rows),
         most_cases=SHOWN_CASES,
-        machines={one: f"{cpu}, GPU {gpu} ({one[:6]})" for one, cpu, gpu in machines},
+        machines={one: f"{cpu}, {gpu} ({one[:6]})" for one, cpu, gpu in machines},
         lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,

@@ -216,8 +216,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
     found = pd.Series(np.nan, index=data.index)
     # The page can hide the last points, so the labels at each earlier x have heights too.
-    is_last = data["x"] == data.groupby("series")["x"].transform("max")
-    for _, group in drawn.dropna().groupby(data["x"].where(~is_last, math.inf)):
+    for _, group in drawn.dropna().groupby(data["x"]):
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps

@@ -78,7 +78,7 @@ def test_a_machine_of_the_rows_is_told_with_its_gpus_and_its_newest_peak_rates()
     gpus = {"m1": [GPU] * 2, "m2": [GPU | {"fp8": False}], "m3": [], "m4": []}
     machines = pd.DataFrame([{"machine_id": one, "gpus": gpus[one], **MACHINE} for one in gpus])
     table = overview.hardware_table(rows, machines)
-    assert list(table["GPU"]) == ["G × 2", "G", "—"]
+    assert list(table["GPU"]) == ["G × 2", "G", "no GPU"]
     assert list(table["GPU memory (GiB)"]) == [80, 80, "—"]
     assert list(table["Native FP8"]) == ["yes", "no", "no"]
     assert list(table["copy (B/s)"]) == ["30,000,000,000", "—", "—"]

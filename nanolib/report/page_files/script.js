@@ -12,7 +12,7 @@ function smallOf(panel) {
 // Draw the panels of a chart, as wide as their container. The signal `n` is the chosen length.
 async function draw(place) {
   const {title, hconcat, vconcat, ...whole} = specs[place.dataset.chart], small = place.className === 'mini';
-  if (vconcat) place.style.display = 'block';
+  if (vconcat) place.style.setProperty('--least', '480px');
   const legend = {...whole.config.legend, columns: narrow ? 2 : 0, labelLimit: narrow ? 90 : 160};
   const shared = {
     ...whole, config: {...whole.config, axisY: {labelLimit: narrow ? 150 : 340}, legend},
