@@ -21,7 +21,6 @@ from nanolib.compare.findings import (
     NEW,
     Comparison,
     Line,
-    case_name,
     case_names,
     cases_in,
     worst_first,
@@ -134,7 +133,7 @@ def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], _Case]:
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
-    """Yield the findings about a case, without the comparison of its timings."""
+    """Yield the findings about a case, without its name and the comparison of its timings."""
     if then is None or now is None:
         one, finding, message = then or now, MISSING, "not in current"
         if then is None:
@@ -155,13 +154,13 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
 
 
 def _case_line(row: Row, finding: str, message: str) -> Line:
-    return Line(row["experiment"], case_name(row["factors"]), "", finding, message=message)
+    return Line(row["experiment"], "", "", finding, message=message)
 
 
 def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
-    metric, case = f"{then['metric']} {then['scope']}".strip(), case_name(then["factors"])
+    metric = f"{then['metric']} {then['scope']}".strip()
     ends = float(then["estimate"]), float(now["estimate"])
-    return Line(then["experiment"], case, metric, finding, *ends, **rest)
+    return Line(then["experiment"], "", metric, finding, *ends, **rest)
 
 
 def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tuple[Row, Row]]:
@@ -177,7 +176,8 @@ def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tup
 def figure_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Yield the findings about metrics without blocks, whose intervals nanolib compares.
 
-    The interval of a deterministic metric has no width, so every difference counts.
+    The findings lack the name of the case. The interval of a deterministic metric has no width, so
+    every difference counts.
     """
     for before, after in _pairs(then, now, _RULES):
         least, higher, lower, message = _RULES[before["metric"]]
