@@ -113,7 +113,10 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
     seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
     lengths = seq_lens.dropna().unique()
     for length in lengths if len(lengths) > 1 else ():
-        yield f"{length:.0f}", section.verdict(own[seq_lens.isna() | (seq_lens == length)])
+        findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
+        # Other cases, such as a small decoder, have lengths at which nothing answers the question.
+        if findings and (findings[0].compared or findings[0].figures):
+            yield f"{length:.0f}", findings
 
 
 def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
