@@ -73,10 +73,9 @@ def test_the_table_of_histories_has_a_line_each_with_its_changes():
 
 
 def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(store):
-    moved = {"flat": 99, "early": 5, "late": 7}
     for index in range(12):
-        levels = {name: 10.0 if index < at else 12.0 for name, at in moved.items()}
-        cases = {name: measured(index, level) for name, level in levels.items()}
+        moved = {"flat": False, "early": index > 4, "late": index > 6}
+        cases = {name: measured(index, 10 + 2 * up) for name, up in moved.items()}
         store.add(run_of(cases, f"run{index}"))
     found = histories(store, machine_ids=["m1"])
     assert [one.case.split()[0] for one in found] == ["late", "early", "flat"]
