@@ -101,11 +101,10 @@ WITH_DATABASE = {
     "report latest~9 --to HERE/report": "'latest~9'",
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare latest HERE/text.txt": "text.txt cannot be used",
-    "export HERE/x.md": "'x.md' has no known ending; use one of .sqlite, .json, .csv",
+    "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
     "history nowhere": "no run of nowhere is in the database",
     "report --to HERE/text.txt": "text.txt",
-    "clean --keep -1": "-1 is not in the range x>=0",
     "merge OUT/results.sqlite": "is this database itself; name another",
 }
 

@@ -41,7 +41,6 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     ).output
     assert "attention: 7 cases" in dry
     assert "unsupported: SDPA backend cudnn has no CPU kernel" in dry
-    assert "nanolib can predict the duration of a notebook after one run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     (run,) = json.loads(nano("runs", "--json").stdout)
@@ -49,7 +48,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     cleaned = nano("clean", "--older-than", "0d").output
     assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
-    assert "there are no runs" in nano("export", tmp_path / "x.csv").output
+    assert "there are no runs" in nano("export", tmp_path / "x.json").output
 
 
 def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):

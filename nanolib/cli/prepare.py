@@ -19,7 +19,7 @@ from nanolib.cli.common import (
     to_json,
 )
 from nanolib.measurement import BadInput, shown
-from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
+from nanolib.paths import expanded, find_checkout, installed_workbook
 
 
 @command("nano init benchmarks")
@@ -60,38 +60,15 @@ def _names() -> dict[str, dict[str, str]]:
 
     suites = params_files()
     scenarios = suites.pop(SCENARIOS, {})
-    in_suites = {suite: ", ".join(files) for suite, files in suites.items()}
-    names = dict.fromkeys(name for files in suites.values() for name in files)
-    asked = {name: _title(checkout() / "notebooks" / f"{name}.ipynb") for name in names}
-    commented = {}
-    for name, file in scenarios.items():
-        commented[name] = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+    notebooks = (name for files in suites.values() for name in files)
     return {
-        "Notebooks (nano run NOTEBOOK)": asked,
-        "Suites (nano run SUITE)": in_suites,
-        "Scenarios (nano run SCENARIO)": commented,
+        "Notebooks (nano run NOTEBOOK)": dict.fromkeys(notebooks, ""),
+        "Suites (nano run SUITE)": {suite: ", ".join(files) for suite, files in suites.items()},
+        "Scenarios (nano run SCENARIO)": dict.fromkeys(scenarios, ""),
         "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
         "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
-        "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
+        "Presets (-p presets='[PRESET]')": dict.fromkeys(PRESETS, ""),
     }
-
-
-def _title(notebook: Path) -> str:
-    """Return the title of a notebook, such as `When is sparse attention faster?`."""
-    first = json.loads(notebook.read_text())["cells"][0]["source"]
-    return "".join(first).splitlines()[0].lstrip("# ")
-
-
-def _sizes(preset: str) -> str:
-    from nanolib.config import NanoConfig
-
-    config = NanoConfig.from_preset(preset)
-    count = config.parameter_count
-    parameters = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    return (
-        f"{parameters:>5} parameters, {config.num_layers} layers, d_model {config.d_model}, "
-        f"{config.num_heads} heads, context {config.context_length:,}"
-    )
 
 
 class NotebookCommand(click.Command):

@@ -150,8 +150,6 @@ def _show_plan(jobs: list[Any]) -> None:
     if known := [interval for interval in expected if interval]:
         total = [sum(ends) for ends in zip(*known, strict=True)]
         echo("", f"all notebooks with an estimate{_duration(total)}")
-    if len(known) < len(expected):
-        echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
         echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
 

@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from nanolib.cli.run import _conclude
 from nanolib.measurement import Provenance, exact
 from nanolib.store import Store
 from tests.features import results
-from tests.report.cases import rank_case, warmup_process
+from tests.report.cases import warmup_process
 from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
 
@@ -24,25 +22,6 @@ def test_a_step_is_drawn_in_per_cent_of_the_second_half_and_hollow_unless_it_is_
     assert points(chart, "panel", "series")[0] == ("forward + backward", "process 3")
 
 
-@pytest.mark.parametrize(("count", "middle", "high"), [(4, 145, 160), (5, 150, 190)])
-def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_are_a_range(
-    measured, count, middle, high
-):
-    processes = [
-        warmup_process("forward", at, {0: 12.0 * ratio, 2: 6.0, 5: 12.0})
-        for at, ratio in enumerate((2.5, 2.4, 2.6, 2.2, 2.9)[:count])
-    ]
-    another_run = [warmup_process("forward", 1, {0: 24.0, 5: 12.0})]
-    chart = CHARTS["warmup_settings"](measured("warmup", processes, another_run))
-    ranges = [(middle, 120, high), (-50, -50, -50), (100, 100, 100)]
-    assert points(chart, "x", "low", "high") == list(map(pytest.approx, ranges))
-    assert points(chart, "series", "sure") == [
-        ("forward after 0", count == 5),
-        ("forward after 2", count == 5),
-        ("forward after 0", False),
-    ]
-
-
 def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(measured):
     def peaks(seq_len, world_size, algorithm, mib, phase="forward", **rest):
         shape = SIZES | {"seq_len": seq_len, "phase": phase, "world_size": world_size}
@@ -56,25 +35,6 @@ def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(mea
     assert points(chart, "series", "x", "y", "pred") == [
         *(("dense, 1 rank", n, None, 0.5) for n in (64, 128)),
         *(("ring, 4 ranks", n, 2.0, 1.0) for n in (64, 128)),
-    ]
-
-
-def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measured(measured):
-    cases = []
-    for world, ms in ((2, 9), (4, 6)):
-        shape, found = rank_case("ring", (ms - 1, ms, ms + 1), world=world)
-        for more in (8, 16):
-            rest = {"provenance": Provenance.MODELLED, "scope": f"decode at {more} ranks"}
-            details = {"world_size": more}
-            found.append(exact("latency", world + 1.0 / more, details=details, **rest))
-        cases.append((shape, found))
-    cases.append(rank_case("dense", (11, 12, 13)))
-    chart = CHARTS["decode_scaling"](measured("distributed", cases))
-    assert points(chart, "series", "x", "y", "pred") == [
-        ("ring", 2, 9, None),
-        ("ring", 4, 6, 6),
-        ("dense", 1, 12, None),
-        *(("ring", more, None, 4 + 1 / more) for more in (8, 16)),
     ]
 
 

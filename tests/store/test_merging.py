@@ -95,9 +95,9 @@ def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_i
     assert ended.output.count("\n") == 1 and _contents(store.path) == before
 
 
-def test_named_runs_and_old_ones_are_deleted_with_their_rows(tmp_path, store):
+def test_named_runs_are_deleted_with_their_rows(tmp_path, store):
     def nano(*more):
-        arguments = ["clean", "--run", "b", "--keep", "1", "--output", str(tmp_path), *more]
+        arguments = ["clean", "--run", "a", "--run", "b", "--output", str(tmp_path), *more]
         return CliRunner().invoke(main, arguments).output.splitlines()
 
     for name in "abc":
