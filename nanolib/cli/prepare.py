@@ -19,7 +19,7 @@ from nanolib.cli.common import (
     to_json,
 )
 from nanolib.measurement import BadInput, shown
-from nanolib.paths import expanded, find_checkout, installed_workbook
+from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
 
 
 @command("nano init benchmarks")
@@ -60,15 +60,34 @@ def _names() -> dict[str, dict[str, str]]:
 
     suites = params_files()
     scenarios = suites.pop(SCENARIOS, {})
-    notebooks = (name for files in suites.values() for name in files)
     return {
-        "Notebooks (nano run NOTEBOOK)": dict.fromkeys(notebooks, ""),
+        "Notebooks (nano run NOTEBOOK)": {
+            name: _title(checkout() / "notebooks" / f"{name}.ipynb")
+            for files in suites.values()
+            for name in files
+        },
         "Suites (nano run SUITE)": {suite: ", ".join(files) for suite, files in suites.items()},
-        "Scenarios (nano run SCENARIO)": dict.fromkeys(scenarios, ""),
+        "Scenarios (nano run SCENARIO)": {
+            name: file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            for name, file in scenarios.items()
+        },
         "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
         "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
-        "Presets (-p presets='[PRESET]')": dict.fromkeys(PRESETS, ""),
+        "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
     }
+
+
+def _title(notebook: Path) -> str:
+    """Return the title of a notebook, such as `When is sparse attention faster?`."""
+    first = json.loads(notebook.read_text())["cells"][0]["source"]
+    return "".join(first).splitlines()[0].lstrip("# ")
+
+
+def _sizes(preset: str) -> str:
+    from nanolib.config import NanoConfig
+
+    config = NanoConfig.from_preset(preset)
+    return f"{config.parameter_count / 1e6:,.0f}M parameters, context {config.context_length:,}"
 
 
 class NotebookCommand(click.Command):
