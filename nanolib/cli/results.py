@@ -134,12 +134,6 @@ def merge(databases: tuple[str, ...]) -> None:
     help="Delete runs that are older than this many days, such as 30d.",
 )
 @click.option(
-    "--keep",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Keep the newest N runs and delete the rest, or only the old ones with --older-than.",
-)
-@click.option(
     "--run",
     "names",
     multiple=True,
@@ -150,19 +144,18 @@ def merge(databases: tuple[str, ...]) -> None:
     "--dry-run", is_flag=True, help="List the runs that would be deleted, without deleting them."
 )
 @output_option
-def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool) -> None:
+def clean(days: float | None, names: tuple[str, ...], dry_run: bool) -> None:
     """Delete old or named runs and free their disk space."""
     from nanolib.store import Store
 
-    if days is None and keep is None and not names:
+    if days is None and not names:
         raise BadInput(
-            "clean: no run is chosen; name the runs to delete, with --older-than 30d, "
-            "--keep 100 or --run ID"
+            "clean: no run is chosen; name the runs to delete, with --older-than 30d or --run ID"
         )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
-        gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
+        gone = store.cleanup_old_runs(days, run_ids=named, dry_run=dry_run)
     if gone:
         echo_table(_for_people(known[known["run_id"].isin(gone)])[_RUN])
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

@@ -169,41 +169,32 @@ class Store(Reader):
         self,
         max_age_days: float | None = 30,
         *,
-        max_runs: int | None = None,
         run_ids: Collection[str] = (),
         dry_run: bool = False,
     ) -> list[str]:
         """Delete old runs, and free their disk space. nanolib never deletes runs in progress.
 
-        With both limits, nanolib deletes only the runs that exceed both.
-
         Args:
             max_age_days: Largest age of a run in days, or None for no limit.
-            max_runs: Number of newest runs to keep, or None for no limit.
-            run_ids: IDs of runs to delete regardless of the limits.
+            run_ids: IDs of runs to delete regardless of their age.
             dry_run: Whether to return the IDs without deleting the runs.
 
         Returns:
             The IDs of the deleted runs, oldest first.
 
         Raises:
-            BadInput: A limit is below zero, or a run of `run_ids` is in progress.
+            BadInput: The age is below zero, or a run of `run_ids` is in progress.
         """
-        for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
-            if value is not None and not value >= 0:
-                raise BadInput(f"{name}: {value!r} is not valid; give 0 or more")
+        if max_age_days is not None and not max_age_days >= 0:
+            raise BadInput(f"max_age_days: {max_age_days!r} is not valid; give 0 or more")
         runs = self.runs()
         in_flight = runs["status"] == RunStatus.RUNNING
         is_chosen = runs["run_id"].isin(list(run_ids))
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
             raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
-        has_limit = (max_age_days, max_runs) != (None, None)
-        is_beyond = runs["started"].notna() & has_limit
         if max_age_days is not None:
-            is_beyond &= runs["started"] < days_ago(self.connection, max_age_days)
-        if max_runs is not None:
-            is_beyond &= runs.index < len(runs) - max_runs
-        chosen = list(runs.loc[(is_chosen | is_beyond) & ~in_flight, "run_id"])
+            is_chosen |= runs["started"] < days_ago(self.connection, max_age_days)
+        chosen = list(runs.loc[is_chosen & ~in_flight, "run_id"])
         if not dry_run:
             self.commit_transaction()
             with self.transaction() as db:
