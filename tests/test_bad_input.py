@@ -38,9 +38,7 @@ WITHOUT_DATABASE = {
     "run model -p 'overrides={num_kv_heads: 3}'": "config.num_kv_heads: 3 does not divide num_heads",
     "run quick -p seed=1": "parameters belong to one notebook",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
-    "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'": "'kind' is given twice; keep only one value",
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
-    "run attention -p seed=1 -p seed=2": "-p: 'seed' is given twice; give it once",
     "run attention -p 'quality_attentions=[{pattern: spiral}]'": "'spiral' is not a pattern; use",
     "run --quick --full attention": "run: 'full' is neither a notebook of quick (",
     "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",
@@ -138,7 +136,6 @@ WITH_DATABASE = {
     "history nowhere": "no run of nowhere is in the database",
     "history --metric speed": "'speed'",
     "report --to HERE/text.txt": "text.txt",
-    "clean --keep -1": "-1 is not in the range x>=0",
     "merge OUT/results.sqlite": "is this database itself; name another",
 }
 
