@@ -20,7 +20,7 @@ from typing import Any
 from nanolib.ab.versions import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.run.process import describe_exit, kill_tree, start
+from nanolib.run.process import describe_exit, kill_tree
 
 # OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
 # long as the process runs. The same work then takes 30 ms instead of 18 ms.
@@ -55,12 +55,13 @@ class Child(AbstractContextManager):
     def _start(self, python: str, *arguments: str, **options: Any) -> None:
         with self._theirs:
             file = self._theirs.fileno()
-            process = start(
+            process = subprocess.Popen(
                 [python, *_WORKER, str(os.getpid()), str(file), *arguments],
                 pass_fds=[file],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
+                start_new_session=True,  # Ctrl-C must not reach the process.
                 **options,
             )
         self._pid, self._wait = process.pid, process.wait
@@ -157,13 +158,8 @@ class ForkServer(Child):
                 for file in files:
                     reduction.send_handle(self._connection, file, self._pid)
             return self.receive()
-        except BaseException as error:
-            # The server must end, because its next answer would belong to this request.
-            kill_tree(self._pid)
-            if isinstance(error, VersionDied):
-                message = f"fork server of both versions: {error}"
-                raise BadInput(message) from None
-            raise
+        except VersionDied as error:
+            raise BadInput(f"fork server of both versions: {error}") from None
 
 
 class VersionProcess(Child):

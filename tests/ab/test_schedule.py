@@ -13,7 +13,7 @@ import pytest
 from nanolib.ab import run, schedule
 from nanolib.ab.children import VersionDied
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
-from nanolib.ab.run import lines_of
+from nanolib.ab.run import Spec, lines_of
 from nanolib.ab.schedule import (
     _judge,
     _run_task,
@@ -24,11 +24,11 @@ from nanolib.ab.schedule import (
     ends_after,
     is_precise_enough,
 )
-from nanolib.ab.spec import Spec
+from nanolib.ab.versions import Version
 from nanolib.stats.compare import THRESHOLD
 from nanolib.stats.intervals import median_interval
 
-TASK = Task("call", "c1", {"name": "work:run"}, ({}, {}))
+TASK = Task("call", "c1", {"name": "work:run"}, {})
 
 
 def _series(ratios, blocks=5):
@@ -123,7 +123,7 @@ def sides(monkeypatch):
 
 
 HERE = [SimpleNamespace(is_here=True)] * 2
-CASE = replace(TASK, requests=({"do": "case"},) * 2)
+CASE = replace(TASK, request={"do": "case"})
 
 
 @pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (700.0, [10] * 20)])
@@ -244,14 +244,14 @@ def test_each_counted_figure_that_changed_is_a_finding_beside_the_times():
 def test_all_tasks_share_the_time_and_the_most_it_takes_is_said_first(
     monkeypatch, tmp_path, total_s, share_s, duration
 ):
-    version = SimpleNamespace(title="v", edits=str)
+    version = Version("v", "+", tmp_path, tmp_path, tmp_path)
     said, given = [], []
     monkeypatch.setattr(run, "checked_out", lambda *_: contextlib.nullcontext([version] * 2))
     monkeypatch.setattr(run, "device_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run, "compare_versions", lambda *x: given.append(x[2]) or [])
     asked = Spec(("a", "b"), tmp_path, functions=["work:run", "work:walk"])
     run.run_ab(asked, Settings(total_s=total_s), said.append, agree=said.append)
-    assert said == [f"A is v, B is v; 2 case(s), at most {duration}", 2 * share_s]
+    assert said == [f"A is v (+), B is v (+); 2 case(s), at most {duration}", 2 * share_s]
     assert given[0].budget_s == share_s
 
 
