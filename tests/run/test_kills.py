@@ -79,9 +79,8 @@ def test_nothing_that_a_run_started_lives_on_when_it_is_killed(run, tmp_path):
 
     def all_are_up():
         words = " ".join(map(said, nano.children(recursive=True)))
-        # a worker, the process that starts ranks, and two ranks
-        is_complete = words.count("--multiprocessing-fork") >= 4
-        return is_complete and "papermill" in words and "ipykernel" in words
+        # papermill, a worker, the process that starts ranks, and two ranks
+        return words.count("--multiprocessing-fork") >= 5 and "ipykernel" in words
 
     until(all_are_up, HANGING_S)
     below = nano.children(recursive=True)

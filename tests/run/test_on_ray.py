@@ -36,7 +36,7 @@ def job():
     ],
 )
 def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nodes, wanted):
-    job = dataclasses.replace(job, params=SimpleNamespace(**values))
+    job = dataclasses.replace(job, params=SimpleNamespace(NAME="attention", **values))
     if isinstance(wanted, dict):
         assert on_ray.resources(job, nodes) == wanted
     else:
@@ -51,12 +51,12 @@ def _run_papermill(job, command, watch):
     (command.output / f"{job.title}.ipynb").write_text("executed")
     (command.logs / f"{job.title}.log").write_text("log")
     watch()
-    return 0
+    return ""
 
 
 def test_a_task_brings_back_its_database_notebook_and_log(tmp_path, store, monkeypatch, job):
     monkeypatch.setattr(notebooks, "_run_papermill", _run_papermill)
-    answer = on_ray._measure(job.name, job.load, dict(job.values), "token")
+    answer = on_ray._measure(job, "token")
     errors = SimpleNamespace(RayError=ZeroDivisionError)
     ray = SimpleNamespace(get=lambda _: answer, exceptions=errors)
     end, command = NotebookResult("attention"), Command(tmp_path)
