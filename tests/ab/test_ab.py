@@ -189,37 +189,6 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, numb
     assert _is_clean(repository) and not (tmp_path / "out").exists()
 
 
-def _status(process):
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:  # it ended while we looked
-        return psutil.STATUS_DEAD
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted"
-)
-def test_a_killed_comparison_leaves_no_process_behind(repository):
-    """Its versions are halted in turn; halted for good they would stay for ever."""
-    repository.commit("slow", SLOW)
-    code = """
-from pathlib import Path
-from nanolib.ab.run import Settings, Spec, run_ab
-run_ab(Spec(("base", "slow"), Path(), functions=["work:run"]), Settings(), print, print)
-"""
-    nano = psutil.Popen([sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    found = []
-    while len(found) != 3 or psutil.STATUS_STOPPED not in map(_status, found):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-        found = nano.children(recursive=True)
-    nano.kill()  # of one process, and the two versions forked from it
-    nano.wait()
-    _, left = psutil.wait_procs(found, timeout=60)
-    assert {_status(child) for child in left} <= {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
-
-
 def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):
     edit = f"open({str(repository.folder / 'work.py')!r}, 'a').write('x = 1\\n')"
     text = WORK.replace("{cost}", "30_000_000").replace("global now", f"global now\n    {edit}")

@@ -176,21 +176,6 @@ def test_a_function_may_be_forked_beside_a_gpu_and_a_case_on_it_is_not(
     assert (asked["fork"], asked["bound"]) == (forks, binds)
 
 
-@pytest.mark.parametrize(
-    ("of_b", "ending"),
-    [
-        ({"timing": ["forward"]}, ("error", "the phases of B differ from the phases of A")),
-        ({"ended": "error", "message": "why"}, ("error", "why")),
-    ],
-)
-def test_other_phases_are_an_error_of_b_and_a_failure_keeps_its_reason(of_b, ending):
-    answers = {"timing": ["forward", "backward"], "last": True}, of_b
-    sides = [SimpleNamespace(is_forked=True, ask=lambda one=one, **_: one) for one in answers]
-    result = TaskResult(TASK)
-    assert not _run_task(sides, result, 1.0)
-    assert result.endings == [("ok", ""), ending]
-
-
 def _row(metric, estimate, scope="forward"):
     row = {"metric": metric, "scope": scope, "method": "formula", "estimate": estimate}
     return row | {"low": estimate, "high": None}

@@ -67,7 +67,7 @@ def test_a_stop_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
     assert nano.wait(60) == 130
     text = (tmp_path / "said").read_text()
     assert "stopped by Ctrl-C" in text and "was not measured" not in text
-    assert not any(map(said, below))
+    until(lambda: not any(map(said, below)), HANGING_S)
     with Store(database) as store:
         (run,) = store.runs().itertuples()
         assert run.status == "interrupted" and store.finished_cases(run.run_id)
