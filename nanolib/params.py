@@ -39,12 +39,9 @@ class StrictModel(pydantic.BaseModel):
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
-            raise self._bad_input(error) from None
-
-    @classmethod
-    def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
-        prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        return BadInput(*(prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES]))
+            prefix, known = f"{self.NAME}." if self.NAME else "", list(type(self).model_fields)
+            lines = (prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES])
+            raise BadInput(*lines) from None
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -124,34 +124,16 @@ class ForkServer(Child):
         absolute = os.pathsep.join(filter(os.path.isabs, path))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": absolute})
 
-    def imports(self, modules: Sequence[str], version: Version) -> dict[str, list[str]]:
-        """Import modules for all processes that are forked after this call.
+    def answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
+        """Return the server's answer to a request of `forks.serve`.
 
         Args:
-            modules: Names of the modules. A module that the server cannot import is skipped.
-            version: A version of the code, which the modules may import.
+            request: Modules to import, the process ID of a fork to wait for, or a version to fork.
+            files: File descriptors of the connection and the log of a version to fork.
 
-        Returns:
-            Names of the environment variables that the imports set (`variables`), and names of the
-            repository's own modules that the server imported (`own`).
+        Raises:
+            BadInput: The server ended.
         """
-        folders = [*version.import_folders, str(version.top)]
-        return self._answer({"modules": modules, "folders": folders})
-
-    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
-        """Fork a process for a version, and return the id of the process.
-
-        Args:
-            request: Start folder, import folders and environment variables of the version.
-            files: File descriptors of the version's connection and log.
-        """
-        return self._answer(request, files)
-
-    def wait(self, pid: int) -> int:
-        """Wait for a forked process, and return its exit code as `subprocess` does."""
-        return self._answer({"wait": pid})
-
-    def _answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         try:
             self.send(**request)
             with self._watched():
@@ -196,9 +178,9 @@ class VersionProcess(Child):
         }
         with self._theirs:
             files = [self._theirs.fileno(), self._log.fileno()]
-            self._pid = fork_server.fork(request, files)
+            self._pid = fork_server.answer(request, files)
         # The system reports an exit code only once, so a cache stores the exit code.
-        self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
+        self._wait = functools.cache(functools.partial(fork_server.answer, {"wait": self._pid}))
 
     def send(self, **request: Any) -> None:
         """Resume the process and send it a request, without waiting for the answer."""

@@ -101,9 +101,10 @@ def run_jobs(
     Raises:
         BadInput: A model or function that a job names cannot be imported. No job has started.
     """
-    results = [NotebookResult(job.title, len(job.cases())) for job in jobs]
+    results = []
     for job in jobs:
-        if job.cases():  # The summary has no cases, and runs no user's code.
+        results.append(NotebookResult(job.title, len(job.cases())))
+        if results[-1].cases:  # The summary has no cases, and runs no user's code.
             job.params.look([])
     make_folder(command.output)
     total = sum(result.cases for result in results)
@@ -150,8 +151,8 @@ def run_job(
         def watch() -> None:
             """Find the run of the job in the database, and show the run's progress."""
             if not result.run_id:
-                runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
-                result.run_id = str(next(iter(runs), ""))
+                runs = store.runs("launch = ?", (command.launch(job.title),))
+                result.run_id = "".join(runs.run_id)
             finished = store.finished_cases(result.run_id) & names.keys()
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
             bar.set_description_str(printable(f"{result.name}: {current}"))
@@ -191,12 +192,11 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
 def _judge(result: NotebookResult, reason: str, store: Store) -> None:
     """Set the status of the job, and the message if the job is not done."""
     run = store.runs_of([result.run_id])
-    status, message = ("", "") if run.empty else (run.status.iloc[0], run.message.iloc[0])
-    if not reason and (status == RunStatus.DONE or not result.cases):
+    if not reason and (RunStatus.DONE in {*run.status} or not result.cases):
         result.status = RunStatus.DONE
         return
-    reason = reason or "the notebook ended before its last cell marked the run as done"
-    result.status, result.message = RunStatus.FAILED, message or reason
+    early = "the notebook ended before its last cell marked the run as done"
+    result.status, result.message = RunStatus.FAILED, "".join(run.message) or reason or early
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:

@@ -63,7 +63,11 @@ class _Sized(sample.SampleCase):
         return "no such unit" if self.behavior == "unsupported" else ""
 
     def plan(self):
-        return Plan() if self.behavior == "unknown" else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
+        return (
+            Plan(reason="why")
+            if self.behavior == "unknown"
+            else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
+        )
 
     def predict(self, ceilings=None):
         return {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)}
@@ -78,7 +82,7 @@ RATES = {name: Interval(rate, rate, rate) for name, rate in (("float32", 2e9), (
         ("ok", 10 * MIB, ("3,000", "9", "runs")),  # a tenth is left to the system
         ("ok", 10 * MIB - 1, ("3,000", "9", "oom_predicted: the case needs 9 MiB, over 90% of")),
         ("ok", None, ("3,000", "9", "runs")),
-        ("unknown", MIB, ("3,000", "—", "runs")),
+        ("unknown", MIB, ("3,000", "—", "runs (why)")),
         ("unsupported", MIB, ("3,000", "—", "unsupported: no such unit")),
         ("own", MIB, ("—", "—", "known after a run, because the model is your own code")),
     ],
