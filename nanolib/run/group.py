@@ -205,16 +205,17 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
         for at, row in enumerate(outcome.rows):
             if row.metric == "latency":
                 outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
-        times[case.case_id] = [row for row in outcome.rows if row.metric == "latency" and row.low]
+        timed = (row for row in outcome.rows if row.metric == "latency" and row.low)
+        times[case.case_id] = {row.scope: row for row in timed}
         paces += _pace_ms(case.device)
     drift = max(paces, default=1.0) / min(paces, default=1.0)
     for case in cases:
         for other in _baselines(case, cases):
+            base = times[other.case_id]
             outcomes[case.case_id].rows += [
-                _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
-                for own in times[case.case_id]
-                for base in times[other.case_id]
-                if own.scope == base.scope
+                _speed_up_apart(base[scope], own, drift, f"{scope}{OVER}{other.title}")
+                for scope, own in times[case.case_id].items()
+                if scope in base
             ]
     return outcomes
 

@@ -148,4 +148,5 @@ def execute(
         papermill.execute_notebook(source, target, parameters, progress_bar=False)
     except Exception as error:
         traceback.print_exc()
-        raise Died("".join(traceback.format_exception_only(error)).split("\n")[-2]) from None
+        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+        raise Died(lines[-1]) from None

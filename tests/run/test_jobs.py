@@ -2,13 +2,15 @@
 
 from contextlib import contextmanager
 
+import nbformat
 import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
 from nanolib.paths import DATABASE
 from nanolib.run import notebooks
-from nanolib.run.jobs import plan
+from nanolib.run.jobs import execute, plan
+from nanolib.run.process import Died, call_in_process
 from nanolib.store import Store
 from tests.store.rows import make_run
 
@@ -66,3 +68,14 @@ def test_a_job_that_is_not_done_says_why(store, reason, message, said):
     store.update_run(result.run_id, message=message)
     notebooks._judge(result, reason, store)
     assert result.status == RunStatus.FAILED and result.message == said
+
+
+@pytest.mark.notebook
+def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
+    paths = [tmp_path / f"{name} {{label}}.ipynb" for name in ("source", "target")]
+    kernel = {"name": "python3", "language": "python"}
+    cells = [nbformat.v4.new_code_cell("1 / 0")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])
+    with pytest.raises(Died, match="^ZeroDivisionError: division"):
+        list(call_in_process(execute, paths, {"a": 1}, {}, tmp_path / "log", limit_s=300))
+    assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()

@@ -26,7 +26,6 @@ DENSE = [{"kind": "dense", "backend": "math"}]
         ("seq_lens", 64, [64]),
         ("seq_lens", "64", [64]),
         ("attention_types", "dense", [{"kind": "dense"}]),
-        ("label", "123", "123"),
         ("label", 20261128, "20261128"),
         ("num_heads", 4.0, 4),
     ],
