@@ -19,6 +19,7 @@ _TITLES = {
     "bytes": "bytes (MiB)",
     "latency": "latency (ms)",
     "peak_memory": "peak memory (MiB)",
+    "weight_memory": "weight memory (MiB)",
 }
 _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
