@@ -82,19 +82,14 @@ def plan(
     Raises:
         BadInput: A suite, notebook or parameter is unknown, or a value is not valid.
     """
-    jobs, complaints = [], []
+    jobs = []
     given = {name: value for name, value in scheduling.items() if value}
     for file in _params_files(targets, overrides):
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
         experiment = experiments[_notebook_of(file)]()
         flat = experiment.Params.flat
-        try:
-            values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
-            jobs.append(Job(experiment, values, experiment.Params(**values)))
-        except BadInput as error:
-            complaints += error.lines
-    if complaints:
-        raise BadInput(*complaints)
+        values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
+        jobs.append(Job(experiment, values, experiment.Params(**values)))
     return jobs
 
 

@@ -57,11 +57,19 @@ def device_lock(
     """
     path, waits = lock_path(device), False
     lock, owner = FileLock(path, mode=0o666), path.with_suffix(".owner")
-    while not _acquire(lock):
-        if not waits:
-            log(f"waiting for {device}: in use by {_read(owner)}; this run starts afterwards")
-        waits = True
-        pause(_POLL_S)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not waits:
+                log(f"waiting for {device}: in use by {_read(owner)}; this run starts afterwards")
+            waits = True
+            pause(_POLL_S)
+        except OSError as error:
+            raise BadInput(
+                f"lock: {path} is not nanolib's lock file ({error.strerror}); "
+                "move it away, or set TMPDIR"
+            ) from None
     try:
         if waits:
             log(f"{device} is free; starting")
@@ -72,20 +80,6 @@ def device_lock(
         yield
     finally:
         lock.release()
-
-
-def _acquire(lock: FileLock) -> bool:
-    """Acquire the lock if it is free, and return whether it was free."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    except OSError as error:
-        raise BadInput(
-            f"lock: {lock.lock_file} is not nanolib's lock file ({error.strerror}); "
-            "move it away, or set TMPDIR"
-        ) from None
-    return True
 
 
 def _read(owner: Path) -> str:
