@@ -231,15 +231,3 @@ def test_a_case_of_one_version_is_a_finding(tmp_path, monkeypatch):
         ("c", "new", "A does not have this case"),
         ("d", "new", "A does not have this case"),
     ]
-
-
-def test_an_absolute_path_for_imports_leads_into_each_version(repository, compared, monkeypatch):
-    lib = repository.folder / "lib"
-    lib.mkdir()
-    for tag, cost in (("A", 30_000_000), ("B", 40_000_000)):
-        (lib / "cost.py").write_text(f"COST = {cost}\n")
-        repository.commit(tag, f"from cost import COST\n{WORK}", cost="COST")
-    monkeypatch.setenv("PYTHONPATH", str(lib))
-    monkeypatch.syspath_prepend(lib)  # a fresh `nano` has it from PYTHONPATH
-    _, line = compared("A", "B")
-    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(4 / 3))
