@@ -76,6 +76,6 @@ def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
     kernel = {"name": "python3", "language": "python", "display_name": "Python"}
     cells = [nbformat.v4.new_code_cell("1 / 0")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])
-    with pytest.raises(Died, match="^ZeroDivisionError: division"):
+    with pytest.raises(Died, match=r"^ZeroDivisionError: division"):
         list(call_in_process(execute, paths, {"a": 1}, {}, tmp_path / "log", limit_s=300))
     assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()
