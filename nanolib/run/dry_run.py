@@ -73,10 +73,11 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
                 here = f"unsupported: {reason}"
             else:
                 plan = case.plan()
-                mib = mib if plan.most is None else format_number(plan.most / MIB)
                 lacking = shortage(plan, case.device)
                 here = f"oom_predicted: {lacking}" if lacking else "runs"
-                if plan.reason:
+                if plan.most is not None:
+                    mib = format_number(plan.most / MIB)
+                elif plan.reason:
                     here = f"runs ({plan.reason})"
         own_line = "" if mib == "—" else str(case)
         lines.setdefault((own_line, ms, mib, here), []).append(str(case))
