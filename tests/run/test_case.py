@@ -1,6 +1,7 @@
 """What a case predicts, plans and needs, on one machine and on several, and what a dry run says of it."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from nanolib.run import case as cases
 from nanolib.run import memory_plan
 from nanolib.run.case import Plan, RanksCase, oversubscribed
-from nanolib.run.dry_run import dry_run_table
+from nanolib.run.dry_run import dry_run_table, prediction_table
 from nanolib.run.peaks_case import roofline_ms
 from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
@@ -70,10 +71,18 @@ class _Sized(sample.SampleCase):
         )
 
     def predict(self, ceilings=None):
-        return {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)}
+        rest = {"bytes": 5.0 * MIB, "weight_memory": 7.0, "kept_share": "half"}
+        return rest | {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)}
 
 
 RATES = {name: Interval(rate, rate, rate) for name, rate in (("float32", 2e9), ("copy", 1e6))}
+
+
+def test_a_prediction_has_its_unit():
+    experiment = SimpleNamespace(cases=lambda _: [_Sized("cpu", "ok")])
+    (line,) = prediction_table(experiment, sample.Params(), RATES).to_dict("records")
+    units = {"bytes (MiB)": "5", "weight memory (MiB)": "7", "latency (ms)": "3,000"}
+    assert line == {"case": "ok 0.0", "kept share": "half"} | units
 
 
 @pytest.mark.parametrize(
