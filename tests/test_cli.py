@@ -11,7 +11,7 @@ from nanolib.experiments import ALL, doctor
 from nanolib.meters import ceilings
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.jobs import SCENARIOS, import_user_code, params_files, plan
+from nanolib.run.jobs import SCENARIOS, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
 
@@ -74,7 +74,6 @@ def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
     for folder in params_files():
         jobs = plan(ALL, [folder], {}, {})
         assert {job.name for job in jobs} == ({"distributed"} if folder == SCENARIOS else {*ALL})
-        import_user_code(jobs)  # the summary, which measures nothing, among them
     named = ["quick", "attention", "model", "attention"]
     assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
     scenario = next(iter(params_files()[SCENARIOS]))

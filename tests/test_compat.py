@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from nanolib import NanoConfig, compat, generate_random_batch
+from nanolib import compat
 from nanolib.compat import benchmark_with_statistics
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
@@ -84,17 +84,6 @@ def test_the_memory_profiler_counts_live_bytes():
 def test_the_profiler_takes_the_argument_that_others_use():
     profiler = compat.LayerProfiler(torch.nn.Linear(4, 4), preallocate_size=4)
     assert profiler.config.preallocate_metrics == 4
-
-
-def test_a_model_is_made_of_a_size_or_of_another_config():
-    small = compat.MODEL_CONFIGS["small"]
-    model = compat.create_model(small, context_length=64, num_layers=1, vocab_size=100)
-    ids = generate_random_batch(2, 64, 100, "cpu")
-    assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
-    again = compat.create_model(model.config, context_length=32)
-    assert again.config == NanoConfig(**model.config.model_dump() | {"context_length": 32})
-    with pytest.raises(BadInput, match="nonsense"):
-        compat.create_model(small, nonsense=1)
 
 
 def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monkeypatch):

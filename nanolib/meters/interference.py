@@ -24,7 +24,7 @@ from nanolib.paths import LAUNCH_VARIABLE
 # Other processes disturb a timing if they use more than 10 % of the CPUs.
 BUSY_SHARE = 0.10
 # Arguments in the command lines of processes that nanolib starts.
-_STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
+_STARTED = {"nanolib.run.torchrun", "--multiprocessing-fork"}
 _KERNEL = "ipykernel_launcher"  # An argument in the command line of a notebook's kernel.
 # Linux includes the time of guest systems in `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")

@@ -28,7 +28,6 @@ from nanolib.run.case import Case
 from nanolib.run.group import (
     Canceled,
     fit_together,
-    grouped,
     measure_apart,
     measure_group,
     run_in_process,
@@ -133,9 +132,9 @@ def measure(
         >>> set(rows["status"])
         {'ok'}
     """
-    cases, name = experiment.cases(params), params.NAME
+    cases = experiment.cases(params)
     if not cases:
-        raise BadInput(f"{name}: these parameters give no case; check that no list is empty")
+        raise BadInput(f"{params.NAME}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
     wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
@@ -148,9 +147,10 @@ def measure(
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
-            locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), wait, pause))
+            what = f"{params.NAME} {params.label}".strip()
+            locks.enter_context(device_lock(each, what, wait, pause))
         store = store or Store()
-        run = new_run(name, params, device, len(cases))
+        run = new_run(params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
         if run_id:
             done = len({case.case_id for case in cases} & store.finished_cases(run_id))
@@ -166,6 +166,14 @@ def measure(
             sweep_run.end(RunStatus.FAILED, cause(error))
             raise
     return sweep_run
+
+
+def grouped(cases: Sequence[Case]) -> list[list[Case]]:
+    """Divide cases into their groups. The groups are in the order of their first cases."""
+    groups = {}
+    for case in cases:
+        groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
+    return list(groups.values())
 
 
 class _Sweep:

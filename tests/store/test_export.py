@@ -96,7 +96,6 @@ def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, store,
     store.add(make_run("a", interference=[text], **named))
     store.update_run("a", status="running", message=text)
     store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], source=text)
-    store.commit_transaction()
     target = tmp_path / "shared" / f"x{ending}"
     target.parent.mkdir()
     export.write(store, ["a"], target)
@@ -114,7 +113,6 @@ def test_a_database_for_others_pairs_with_ones_own_and_json_keeps_every_digit(tm
     store.add(make_run("a", rows={"c": ({"name": "x"}, [LATENCY, tiny])}))
     store.add(make_run("b"))
     store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], run_id="a")
-    store.commit_transaction()
     export.write(store, ["a"], tmp_path / "x.json")
     *_, row = json.loads((tmp_path / "x.json").read_text())["measurements"]
     assert (row["estimate"], row["low"], row["predicted"]) == (1.2345678901234e-17, 1e-17, None)

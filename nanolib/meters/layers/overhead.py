@@ -15,7 +15,7 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
 from nanolib.meters.time.clock import Call, synchronizer
 from nanolib.meters.time.sampler import FLOOR_BLOCKS
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
 # In a short block, too few calls share the time to read and collect rows, unlike in a real run.
