@@ -91,12 +91,10 @@ class GpuState:
                 self._seen[name].append(reading)
 
     def summary(self) -> dict[str, Any]:
-        """Return the medians of the readings, the lowest clock, and the reasons for a low clock."""
+        """Return the medians of the readings, and the reasons for a low clock."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         found = {name: float(statistics.median(values)) for name, values in seen.items()}
-        if clocks := seen.get("clock_mhz"):
-            found["clock_least_mhz"] = float(min(clocks))
         if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
             found["throttled_by"] = ", ".join(named)
         return found

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.meters.layers import overhead, recording
+from nanolib.meters.layers import overhead
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, ranks, sampler
@@ -19,9 +19,9 @@ def clock(monkeypatch):
         perf_counter_ns=lambda: now[0],
         perf_counter=lambda: now[0] / 1e9,
         monotonic=lambda: now[0] / 1e9,
-        thread_time=lambda: now[0] / 2e9,
+        thread_time_ns=lambda: now[0] // 2,
     )
-    for module in (clocks, layers, recording, overhead, ranks):
+    for module in (clocks, layers, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)
     return now
 
@@ -33,7 +33,7 @@ class FakeClock:
 
     def __init__(self, series, resolution=1e-6):
         *_, last = series = list(series)
-        self.series, self.resolution = itertools.chain(series, itertools.repeat(last)), resolution
+        self.series, self.resolution_ms = itertools.chain(series, itertools.repeat(last)), resolution
         self.asked = []
 
     def warm_up(self, phases):
@@ -47,9 +47,6 @@ class FakeClock:
                 phase()
             rows.append([next(self.series) for _ in phases])
         return rows
-
-    def resolution_ms(self):
-        return self.resolution
 
 
 @pytest.fixture

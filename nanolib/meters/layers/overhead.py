@@ -1,38 +1,38 @@
-"""Measure the overhead of a profiling mode, in alternating blocks with and without a profiler."""
+"""Measure the overhead of a profiling mode, in turns with calls that have no profiler."""
 
-import math
-import random
+import contextlib
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import nn
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
-from nanolib.meters.time.clock import Call, synchronizer
-from nanolib.meters.time.sampler import FLOOR_BLOCKS
+from nanolib.meters.time.clock import Call, HostClock, synchronizer
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, BlockSampler, Timing, pause_collector
+from nanolib.meters.time.turns import ROUNDS, Round, take_turns, undisturbed
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-_BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
+_BLOCK_S, _MAX_CALLS = 0.05, 16
 # In a short block, too few calls share the time to read and collect rows, unlike in a real run.
 _LEAST_BLOCK_S = 0.01
 _READINGS = 20
-_AGAIN, _WATCHED = "again", "watched"
+_BARE, _AGAIN, _PLAIN = "bare", "again", "plain"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
-DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
-# If nanolib chooses the detailed calls, at least every 128th call is a detailed call.
-_RAREST = 128
+_DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
+# nanolib makes each second to each 128th call a detailed call. Other calls have undisturbed times.
+_OFTENEST, _RAREST = 2, 128
 
 
 def measure_overhead(
     model: nn.Module,
     call: Call,
     modes: Mapping[str, ProfilingConfig],
-    shares: Mapping[str, float] = DETAIL_SHARES,
     *,
     scope: str = "",
     budget_s: float = 10.0,
@@ -48,10 +48,8 @@ def measure_overhead(
     Args:
         model: Model to profile.
         call: Function that calls the model once.
-        modes: Name of each mode → its settings.
-        shares: Name of a mode → intended overhead of its detailed calls, as a share. For these
-            modes, nanolib chooses k from 1 to 128. For other modes, k is the `every_kth_token` of
-            their settings.
+        modes: Name of each mode in `MODES` → its settings. For modes with details, nanolib chooses
+            k from 2 to 128.
         scope: First words of the scope of each row. The name of the mode follows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
         rel_ci: Measuring stops when the half-width of each interval is at most this share of the
@@ -66,98 +64,111 @@ def measure_overhead(
         `detailed_ms` is the time of a detailed call, and `detailed_every` is k. Modes without
         details have no `detailed_ms` and no `detailed_every`.
     """
-    synchronize = synchronizer(next(model.parameters()).device)
-    calls = 1
-
-    def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
-        """Run a block of calls, and return wall time and CPU time per call, s, shape [2]."""
-        # torch's profiler records every other detailed call in deep mode, so the count is even.
-        count = calls + calls % 2 if config and config.has_details else calls
-        with LayerProfiler(model, config) if config else nullcontext() as profiler:
-            call()  # The first call after the profiler's start takes longer, so it is not timed.
-            if profiler:
-                profiler.flush()
-            synchronize()
-            start = np.array([time.perf_counter(), time.thread_time()])
-            for _ in range(count):
-                call()
-            if profiler:
-                profiler.flush()
-            synchronize()
-            end = np.array([time.perf_counter(), time.thread_time()])
-        return (end - start) / count
-
     detailed = {
-        name: config.replace(every_kth_token=1)
-        for name, config in modes.items()
-        if config.has_details
+        name: config.replace(every_kth_token=1) for name, config in modes.items() if config.turns
     }
-    kinds = {_AGAIN: None, _WATCHED: ProfilingConfig.minimal()} | detailed
-    # The first block of each kind allocates memory, so nanolib does not use its time.
-    for config in kinds.values():
-        seconds(config)
-    block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
-    block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
-    bare_s = seconds()[0]
-    calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
-    # Kind → rounds. A round has the times of a bare block, a block of the kind, and a bare block.
-    times = {kind: [] for kind in kinds}
+    kinds = {_BARE: None, _AGAIN: None, _PLAIN: ProfilingConfig.minimal()} | detailed
+    block_s = budget_s / (len(kinds) * FLOOR_BLOCKS)
+    calls = _calls_within(min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s)), call)
+    counts = dict.fromkeys(kinds, calls)
+    for name, config in detailed.items():  # In a block, each turn comes equally often.
+        counts[name] += -calls % len(config.turns)
+    profiler = None
 
-    def ratios(kind: str) -> np.ndarray:
-        """Return the ratio of each block to the bare blocks around it, shape [rounds, 2]."""
-        before, own, after = np.moveaxis(times[kind], 1, 0)
-        return 2 * own / (before + after)
+    def block(kind: str) -> None:
+        for _ in range(counts[kind]):
+            call()
+        if profiler is not None:
+            profiler.flush()
 
-    def median_ms(kind: str) -> float:
-        """Return the median wall time of a call, ms."""
-        return 1e3 * float(np.median(times[kind], axis=0)[1, 0])
+    @contextlib.contextmanager
+    def within(kind: str) -> Iterator[None]:
+        nonlocal profiler
+        config = kinds[kind]
+        with LayerProfiler(model, config) if config else contextlib.nullcontext() as profiler:
+            call()  # The first call after the profiler's start takes longer, so it is not timed.
+            yield
 
-    def extra(name: str) -> np.ndarray:
-        """Return the extra time of a detailed call relative to a bare call, shape [rounds, 2]."""
-        return ratios(name) - ratios(_WATCHED)
+    def times(rounds: Sequence[Round]) -> dict[str, np.ndarray]:
+        """Return the wall time and the CPU time of a call in each round, ms, shape [rounds, 2]."""
+        return {kind: np.array([one.ms[kind] for one in rounds]) / counts[kind] for kind in kinds}
 
-    def every(name: str) -> int:
-        """Return the number of calls from one detailed call to the next."""
-        if name not in shares:
-            return modes[name].every_kth_token
-        more = np.median(extra(name)[:, 0])
-        return min(_RAREST, max(1, math.ceil(more / shares[name])))
+    def is_enough(rounds: Sequence[Round]) -> bool:
+        if len(rounds) < FLOOR_BLOCKS:
+            return False
+        widths = [np.ptp(_overhead(name, times(rounds))[0][0]) for name in modes]
+        return max(widths) <= 2 * rel_ci or time.monotonic() > end
 
-    def costs(name: str) -> np.ndarray:
-        """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
-        found = ratios(_AGAIN if name == _AGAIN else _WATCHED)
-        if name in detailed:
-            found += extra(name) / every(name)
-        return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(found).T])
-
-    def is_precise() -> bool:
-        return all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
-
-    order, end = random.Random(seed), time.monotonic() + budget_s
-    for rounds in range(1, _MAX_ROUNDS + 1):
-        for kind in order.sample([*kinds], len(kinds)):
-            times[kind].append([seconds(), seconds(kinds[kind]), seconds()])
-        is_late = time.monotonic() > end
-        if rounds >= FLOOR_BLOCKS and (is_late or is_precise()):
-            break
+    clock, samplers = _WallAndCpuClock(synchronizer(next(model.parameters()).device)), {}
+    with pause_collector():
+        for kind in kinds:
+            samplers[kind] = _OneReading(clock, Timing({kind: partial(block, kind)}))
+            with within(kind):
+                samplers[kind].begin()
+        end = time.monotonic() + budget_s
+        rounds, is_busy = undisturbed(take_turns(samplers, seed, within, enough=is_enough))
     reading_ms = _reading_ms()
     for name in (_AGAIN, *modes):
+        intervals, details = _overhead(name, times(rounds))
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
-        (low, estimate, high), cpu = (costs(name) + threads).tolist()
-        details = {"cpu": cpu, "threads": threads, "plain_ms": median_ms(_AGAIN)}
-        if name in detailed:
-            details |= {"detailed_ms": median_ms(name), "detailed_every": every(name)}
+        (low, estimate, high), cpu = (intervals + threads).tolist()
         yield Measurement(
             "overhead",
             estimate,
             low,
             high,
             0.95,
-            n=rounds,
-            method="interleaved_pairs",
+            n=len(rounds),
+            method=ROUNDS,
             scope=f"{scope} {name}",
-            details=details,
+            flags=(Flag.BUSY_MACHINE,) if is_busy else (),
+            details={"cpu": cpu, "threads": threads} | details,
         )
+
+
+def _overhead(name: str, ms: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, Any]]:
+    """Compute the overhead of a mode.
+
+    Args:
+        name: Name of the mode.
+        ms: Kind of calls → wall time and CPU time of a call in each round, shape [rounds, 2].
+
+    Returns:
+        Intervals of the overhead in wall time and in CPU time, shape [2, 3], and details.
+    """
+    bare = ms[_BARE]
+    ratio = ms[_AGAIN if name == _AGAIN else _PLAIN] / bare
+    details = {"plain_ms": float(np.median(bare[:, 0]))}
+    if name in ms and name != _AGAIN:
+        more = ms[name] / bare - ratio
+        wanted = np.ceil(np.median(more[:, 0]) / _DETAIL_SHARES[name])
+        every = int(np.clip(wanted, _OFTENEST, _RAREST))
+        ratio = ratio + more / every
+        details |= {"detailed_ms": float(np.median(ms[name][:, 0])), "detailed_every": every}
+    return np.expm1([hodges_lehmann(series) for series in np.log(ratio).T]), details
+
+
+class _WallAndCpuClock(HostClock):
+    """Measure the wall time and the CPU time of a block, as if they were two phases."""
+
+    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
+        (block,) = phases
+        wall, cpu = self.now(), time.thread_time_ns()
+        block()
+        return [[self.ms(wall, self.now()), self.ms(cpu, time.thread_time_ns())]]
+
+
+class _OneReading(BlockSampler):
+    def _size(self, call_ms: float) -> tuple[int, int]:
+        return 1, 1
+
+
+def _calls_within(block_s: float, call: Call) -> int:
+    """Return the number of calls in a block of about `block_s`, at most 16."""
+    call()
+    start = time.monotonic()
+    call()
+    return min(_MAX_CALLS, max(1, round(block_s / (time.monotonic() - start))))
 
 
 def _reading_ms() -> float:

@@ -137,9 +137,6 @@ class _RankSampler(BlockSampler):
     def _size(self, call_ms: float) -> tuple[int, int]:
         return 1, math.ceil(BLOCK_MS / _largest(call_ms, self._device))
 
-    def _why_enough(self) -> str:
-        return ""  # All ranks must stop after the same round.
-
 
 class _BarrierClock(HostClock):
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
@@ -169,7 +166,8 @@ def time_across_ranks(
     for sampler in samplers.values():
         sampler.begin()
     with pause_collector():
-        rounds = take_turns(samplers, seed, enough=_budget(budget_s, device))
+        is_enough = _budget(budget_s, device)
+        rounds = take_turns(samplers, seed, enough=lambda rounds: is_enough(len(rounds)))
     ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
     return RankTimes(ms, [one.is_busy for one in rounds])
 

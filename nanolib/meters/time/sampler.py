@@ -114,7 +114,7 @@ class BlockSampler:
 
     def _size(self, call_ms: float) -> tuple[int, int]:
         """Return the number of readings per block, and the number of calls per reading."""
-        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms()
+        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
 

@@ -40,7 +40,7 @@ def take_turns(
     seed: int,
     within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
     *,
-    enough: Callable[[int], bool] | None = None,
+    enough: Callable[[Sequence[Round]], bool] | None = None,
 ) -> list[Round]:
     """Take blocks in rounds, in random order, until every sampler stops.
 
@@ -49,14 +49,15 @@ def take_turns(
             function removes the sampler that failed from this mapping.
         seed: Seed of the random order.
         within: Function that returns the context in which a block of a name runs.
-        enough: Function that takes the number of rounds and returns whether all samplers stop.
+        enough: Function that takes the rounds so far and returns whether all samplers stop. By
+            default, each sampler stops by its own rule.
 
     Returns:
         The rounds, in order. `is_busy` marks the busy rounds.
     """
     order, rounds = random.Random(seed), []
     labels = _BusyLabels() if len(samplers) > 1 else None
-    while waiting := [name for name, sampler in samplers.items() if not sampler.stop]:
+    while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
             with within(name):
@@ -66,7 +67,7 @@ def take_turns(
         rounds.append(one)
         if labels is not None:
             labels.update(rounds)
-        if enough is not None and enough(len(rounds)):
+        if enough is not None and enough(rounds):
             break
     if labels is not None:
         labels.update(rounds, last=True)
@@ -96,6 +97,22 @@ class _BusyLabels:
         self._labeled, self._before, self._since = len(rounds), after, time.monotonic()
 
 
+def undisturbed(rounds: Sequence[Round]) -> tuple[list[Round], bool]:
+    """Leave out the busy rounds, if enough rounds are clean.
+
+    20 clean rounds are enough. Six or more clean rounds are enough if they are at least three
+    quarters of all rounds.
+
+    Returns:
+        The rounds to use, and whether some of these rounds are busy.
+    """
+    clean = [one for one in rounds if not one.is_busy]
+    few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(rounds))
+    if few_busy or len(clean) >= MIN_BLOCKS:
+        return clean, False
+    return [*rounds], len(clean) < len(rounds)
+
+
 def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
     """Estimate the speed-up over a baseline from blocks of the same rounds.
 
@@ -118,9 +135,8 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that contain both calls.
 
-    nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
-    enough if they are at least three quarters of all rounds. Otherwise, all rounds count, and the
-    row has the flag `busy_machine`.
+    nanolib leaves out busy rounds with `undisturbed`. If too few rounds are clean, all rounds
+    count, and the row has the flag `busy_machine`.
 
     Args:
         rounds: Rounds from `take_turns`.
@@ -133,9 +149,7 @@ def speed_up_row(
         The row, or None if fewer than six rounds have both calls.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
-    clean = [one for one in both if not one.is_busy]
-    few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(both))
-    used = clean if few_busy or len(clean) >= MIN_BLOCKS else both
+    used, is_busy = undisturbed(both)
 
     def series(of: str) -> np.ndarray:
         return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])
@@ -155,6 +169,6 @@ def speed_up_row(
         samples=tuple((base / own).tolist()),
         method=ROUNDS,
         scope=scope,
-        flags=(Flag.BUSY_MACHINE,) if used is both and len(clean) < len(both) else (),
-        details={"rounds": len(both), "clean_rounds": len(clean)},
+        flags=(Flag.BUSY_MACHINE,) if is_busy else (),
+        details={"rounds": len(both), "clean_rounds": sum(not one.is_busy for one in both)},
     )
