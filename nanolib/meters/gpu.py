@@ -35,18 +35,6 @@ def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def instant_watts(nvml: Any, gpu: Any) -> float:
-    """Read the present power of a GPU, W.
-
-    Raises:
-        NVMLError: The driver does not report the present power.
-    """
-    (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
-    if field.nvmlReturn:
-        raise nvml.NVMLError(field.nvmlReturn)
-    return field.value.uiVal / 1e3
-
-
 def gpu_watts(nvml: Any, gpu: Any) -> float:
     """Read the present power of a GPU, W.
 
@@ -57,8 +45,9 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
         NVMLError: The driver does not report the power.
     """
     with contextlib.suppress(nvml.NVMLError):
-        if (watts := instant_watts(nvml, gpu)) > 0:
-            return watts
+        (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
+        if not field.nvmlReturn and field.value.uiVal > 0:
+            return field.value.uiVal / 1e3
     return nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
 
 

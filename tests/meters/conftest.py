@@ -33,7 +33,10 @@ class FakeClock:
 
     def __init__(self, series, resolution=1e-6):
         *_, last = series = list(series)
-        self.series, self.resolution_ms = itertools.chain(series, itertools.repeat(last)), resolution
+        self.series, self.resolution_ms = (
+            itertools.chain(series, itertools.repeat(last)),
+            resolution,
+        )
         self.asked = []
 
     def warm_up(self, phases):
