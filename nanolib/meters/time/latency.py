@@ -59,8 +59,8 @@ def measure(
         reason why sampling stopped.
 
     Raises:
-        BadInput: An argument is not valid, torch stops compiling `fn`, or a call only starts its
-            work. For example, a call that returns a future only starts its work.
+        BadInput: An argument is not valid, or a call only starts its work. For example, a call that
+            returns a future only starts its work.
 
     Example:
         >>> a = torch.rand(64, 64)

@@ -20,6 +20,7 @@ MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give 
 CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
+_SLOW_S = 0.002  # A collection is slow if it takes a large part of a block's time.
 
 # A function that takes blocks with a clock. It returns times in ms, shape [blocks, calls per block,
 # phases], and details.
@@ -140,7 +141,6 @@ class BlockSampler:
             "cached": [scope for scope, check in self._checks.items() if check.is_cached],
             "precision": self._timing.rel_ci,
             "budget_s": self._timing.budget_s,
-            "elapsed_s": self._spent_s,
         }
 
 
@@ -180,67 +180,21 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is fast.
+    """Switch the garbage collector off. If a collection is slow, freeze all objects first.
 
-    At the end, nanolib restores the collector's state. Objects that other code froze stay frozen.
-    Within `settled_heap`, nanolib freezes newer objects only if a collection is slow, for example
-    after compilation.
+    Each block ends with a collection, which must be fast. At the end, later collections can free
+    the frozen objects again.
     """
-    was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
-    with _freezing() as freezes:
-        gc.collect()
-        is_slow = within and time.perf_counter() - start > _SLOW_S
-        if freezes or is_slow:
-            gc.freeze()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if is_slow:
-                gc.unfreeze()  # Later collections must free the case's objects.
-            if was_enabled:
-                gc.enable()
-
-
-@contextmanager
-def settled_heap() -> Iterator[Callable[[], None]]:
-    """Freeze all objects between cases, so that a collection within a case is short.
-
-    If torch and a notebook are loaded, a collection of all objects takes 0.1 s. A sweep has a
-    hundred collections.
-
-    Yields:
-        A function to call between cases. The function does nothing if other code froze objects.
-    """
-    within = _frozen_here
-
-    def settle() -> None:
-        if freezes or within:
-            gc.collect()
-            gc.freeze()
-
-    with _freezing() as freezes:
-        yield settle
-
-
-# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least
-# 4,000 frozen objects.
-_AT_START = 1_000
-_frozen_here = False
-_SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
-
-
-@contextmanager
-def _freezing() -> Iterator[bool]:
-    """Yield whether the caller may freeze objects. If so, unfreeze all objects at the end."""
-    global _frozen_here
-    # Counting torch's 500,000 frozen objects takes 20 ms, so a variable records nanolib's freeze.
-    if _frozen_here or gc.get_freeze_count() > _AT_START:
-        yield False
-        return
-    _frozen_here = True
+    was_enabled, start = gc.isenabled(), time.perf_counter()
+    gc.collect()
+    freezes = time.perf_counter() - start > _SLOW_S
+    if freezes:
+        gc.freeze()
+    gc.disable()
     try:
-        yield True
+        yield
     finally:
-        _frozen_here = False
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()
