@@ -23,7 +23,14 @@ from tqdm import tqdm
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, checkout, make_folder
+from nanolib.paths import (
+    DATABASE,
+    FIRST_VARIABLE,
+    LAUNCH_VARIABLE,
+    OUTPUT_VARIABLE,
+    checkout,
+    make_folder,
+)
 from nanolib.run.jobs import Job
 from nanolib.run.lock import device_lock
 from nanolib.run.process import describe_exit, kill_tree, python, start
@@ -179,7 +186,11 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
     target = command.output / f"{job.title}.ipynb"
     # Papermill replaces names in braces by parameters, even in a path.
     paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, target)]
-    variables = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: command.launch(job.title)}
+    variables = {
+        OUTPUT_VARIABLE: str(command.output),
+        LAUNCH_VARIABLE: command.launch(job.title),
+        FIRST_VARIABLE: str(os.getpid()),
+    }
     with (command.logs / f"{job.title}.log").open("w", encoding="utf-8") as log:
         process = start(
             python("papermill", *paths, "-f", str(parameters), "--no-progress-bar"),

@@ -19,14 +19,13 @@ from nanolib.meters.interference import (
     load_between,
     watch_cpus,
 )
-from nanolib.paths import LAUNCH_VARIABLE
-from nanolib.run import process
+from nanolib.paths import FIRST_VARIABLE
 
 
-def _load(ours=0.0, periods=None, **spent):
+def _load(ours=0.0, periods=0, throttled=0, **spent):
     zero = dict.fromkeys(interference._COUNTED, 0.0)
-    before = CpuTimes(zero, 50.0, {name: (10, 5) for name in periods or {}})
-    return load_between(before, CpuTimes(zero | spent, 50.0 + ours, periods or {}))
+    before, after = CpuTimes(zero, 50.0, 10, 5), CpuTimes(zero | spent, 50.0 + ours)
+    return load_between(before, after._replace(periods=10 + periods, throttled=5 + throttled))
 
 
 @pytest.mark.parametrize(
@@ -71,18 +70,19 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
 
 def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
     monkeypatch.setattr(interference, "cpu_quota", lambda: 0.5)
-    load = _load(1.0, {"a": (30, 15), "b": (10, 5)}, user=1.0, idle=3.0)
+    load = _load(1.0, periods=20, throttled=10, user=1.0, idle=3.0)
     assert (load.throttled, load.flags) == (0.5, (Flag.THROTTLED,))
     assert load.details() == {"others_share": 0.0, "throttled_by": "a CPU quota of 0.5 cores"}
-    assert not _load(1.0, {"a": (30, 7)}, user=1.0, idle=3.0).flags  # now and then
+    assert not _load(1.0, periods=20, throttled=2, user=1.0, idle=3.0).flags  # now and then
 
 
 _WORK = "import time\nwhile time.process_time() < 0.4: pass\n"
 
 
 def test_the_work_of_a_child_that_has_ended_is_ours_and_that_outside_the_tree_is_of_others(
-    tmp_path,
+    tmp_path, monkeypatch
 ):
+    monkeypatch.setenv(FIRST_VARIABLE, str(os.getpid()))
     done = tmp_path / "done"
     leave = "import os\nif os.fork(): os._exit(0)\nos.setsid()\n"
     start = cpu_times().ours
@@ -97,23 +97,20 @@ def test_the_work_of_a_child_that_has_ended_is_ours_and_that_outside_the_tree_is
     assert load.others > 0
 
 
-@pytest.mark.parametrize("place", ["", "here"])
-def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch, place):
-    """A notebook's kernel does only if nanolib started it."""
-
-    def started(by, *command):
-        return SimpleNamespace(
-            cmdline=lambda: [*command], parent=lambda: by, children=lambda recursive: []
-        )
-
-    nano = started(started(None, "sh"), "nano", "run")
-    kernel = started(nano, "python", "-m", "ipykernel_launcher")
-    worker = started(kernel, *process.python("x"))
+@pytest.mark.parametrize(("first", "place"), [(1, 1), (2, 2), (3, 0), (9, 0), (None, 0)])
+def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch, first, place):
+    """A shell starts nano, a kernel and a worker; a process that is no parent of the worker begins nothing."""
+    shell, nano, kernel = (
+        SimpleNamespace(pid=pid, children=lambda recursive: []) for pid in range(3)
+    )
+    parents = [kernel, nano, shell]
+    worker = SimpleNamespace(pid=3, children=lambda recursive: [], parents=lambda: parents)
     monkeypatch.setattr(psutil, "Process", lambda: worker)
-    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-    if place:
-        monkeypatch.setenv(LAUNCH_VARIABLE, place)
-    assert interference._family() == [nano if place else kernel]
+    monkeypatch.delenv(FIRST_VARIABLE, raising=False)
+    if first is not None:
+        monkeypatch.setenv(FIRST_VARIABLE, str(first))
+    assert interference._family() == [[worker, nano, kernel][place]]
+    assert os.environ[FIRST_VARIABLE] == str(first or 3)  # for the processes that the worker starts
 
 
 @pytest.mark.parametrize(

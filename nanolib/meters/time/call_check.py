@@ -46,7 +46,9 @@ class CallCheck:
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
-        self._first = None  # of the first call: time in ns, function that returns the result, writes
+        self._first = (
+            None  # of the first call: time in ns, function that returns the result, writes
+        )
 
     def __call__(self) -> Any:
         """Call the function, check its result, and return it."""
