@@ -66,8 +66,7 @@ def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     done = ended(sys.executable, *launch, str(script), env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(f"rank {rank} of 2" in done.stdout for rank in range(2))
-    sums = ["compute", "communication", "total"]
-    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse", *sums]:
+    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]:
         assert done.stdout.count(f"\n{part} ") == 2, part
 
 

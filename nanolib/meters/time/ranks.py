@@ -85,16 +85,9 @@ class Timer:
         """Return the total time of each section, s."""
         return {name: sum(times) for name, times in self.seconds.items()}
 
-    def shares(self) -> dict[str, float]:
-        """Return the total time of compute, wait, communication and other sections, s."""
-        found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
-        for name, seconds in self.totals().items():
-            found[KINDS.get(name.split("_")[0], "other")] += seconds
-        return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
-
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print a table of the sections, and the share of each category in the total time."""
-        width = max([len(name) for name in self.seconds] + [13])
+        """Print a table of the sections, with the number, the sum, the mean and the spread."""
+        width = max([len(name) for name in self.seconds] + [12])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
         for name, times in self.seconds.items():
@@ -103,11 +96,6 @@ class Timer:
             lines.append(
                 f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {mean_ms:8.3f}  {sd_ms:8.3f}"
             )
-        total = sum(self.totals().values())
-        for kind, seconds in self.shares().items():
-            share = seconds / total if total else 0.0
-            lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
-        lines.append(f"{'total':<{width}}         {total:8.3f}")
         write("\n".join(lines))  # One call of `write` keeps a rank's lines together.
 
 

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
-from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
+from nanolib.stats.steady import GROUP, steady_state
 
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give no 95 % interval.
 CONFIDENCE = 0.95
@@ -38,7 +38,6 @@ class Timing:
         budget_s: Time after which sampling stops, s, but not before six blocks.
         device: Device on which the phases compute.
         total: Scope of the row for the sum of the phases, if there are several phases.
-        outliers: How to treat outliers, `keep` or `remove`.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
             sets a function that interleaves the blocks of two versions.
@@ -55,7 +54,6 @@ class Timing:
     budget_s: float = 10.0
     device: str = "cpu"
     total: str = "total"
-    outliers: str = "keep"
     cold: bool = False
     collect: Collect | None = None
 
@@ -150,19 +148,10 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
         return False  # This test avoids the slow search for a steady state.
-    steady = find_steady_state(totals.reshape(-1), totals.shape[1])
+    steady = steady_state(totals.reshape(-1), max(GROUP, totals.shape[1]))
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
-
-
-def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Find the steady state. Cold calls that medians of groups hide belong to the warm-up."""
-    found = steady_state(series, group=max(GROUP, calls_per_block))
-    cold = leading_slow_samples(series) if len(series) >= 8 else 0
-    if cold <= found.cut or cold >= len(series) / 2:
-        return found
-    return replace(found, cut=cold)
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
