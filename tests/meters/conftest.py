@@ -19,7 +19,7 @@ def clock(monkeypatch):
         perf_counter_ns=lambda: now[0],
         perf_counter=lambda: now[0] / 1e9,
         monotonic=lambda: now[0] / 1e9,
-        thread_time_ns=lambda: now[0] // 2,
+        thread_time=lambda: now[0] / 2e9,
     )
     for module in (clocks, layers, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)

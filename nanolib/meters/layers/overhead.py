@@ -1,10 +1,10 @@
 """Measure the overhead of a profiling mode, in turns with calls that have no profiler."""
 
 import contextlib
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import nn
@@ -13,9 +13,10 @@ from nanolib.measurement import Flag, Measurement
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
-from nanolib.meters.time.clock import Call, HostClock, synchronizer
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, BlockSampler, Timing, pause_collector
-from nanolib.meters.time.turns import ROUNDS, Round, take_turns, undisturbed
+from nanolib.meters.time.clock import Call, clock_for
+from nanolib.meters.time.latency import measure_in_turns
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, Timing
+from nanolib.meters.time.turns import ROUNDS, undisturbed
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS = 0.05, 16
@@ -52,8 +53,8 @@ def measure_overhead(
             k from 2 to 128.
         scope: First words of the scope of each row. The name of the mode follows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
-        rel_ci: Measuring stops when the half-width of each interval is at most this share of the
-            time of a bare call.
+        rel_ci: Measuring stops when the half-width of each latency's interval is at most this share
+            of the latency.
         seed: Seed of the order of modes.
 
     Yields:
@@ -68,18 +69,23 @@ def measure_overhead(
         name: config.replace(every_kth_token=1) for name, config in modes.items() if config.turns
     }
     kinds = {_BARE: None, _AGAIN: None, _PLAIN: ProfilingConfig.minimal()} | detailed
-    block_s = budget_s / (len(kinds) * FLOOR_BLOCKS)
-    calls = _calls_within(min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s)), call)
+    device, each_s = str(next(model.parameters()).device), budget_s / len(kinds)
+    block_ms = 1e3 * min(_BLOCK_S, max(_LEAST_BLOCK_S, each_s / FLOOR_BLOCKS))
+    _, (bare_ms,) = clock_for(device).time_block([call], 2, 1)
+    calls = min(_MAX_CALLS, max(1, round(block_ms / bare_ms)))
     counts = dict.fromkeys(kinds, calls)
     for name, config in detailed.items():  # In a block, each turn comes equally often.
         counts[name] += -calls % len(config.turns)
+    cpu_s = {kind: [] for kind in kinds}
     profiler = None
 
     def block(kind: str) -> None:
+        start = time.thread_time()
         for _ in range(counts[kind]):
             call()
         if profiler is not None:
             profiler.flush()
+        cpu_s[kind].append((time.thread_time() - start) / counts[kind])
 
     @contextlib.contextmanager
     def within(kind: str) -> Iterator[None]:
@@ -89,86 +95,49 @@ def measure_overhead(
             call()  # The first call after the profiler's start takes longer, so it is not timed.
             yield
 
-    def times(rounds: Sequence[Round]) -> dict[str, np.ndarray]:
-        """Return the wall time and the CPU time of a call in each round, ms, shape [rounds, 2]."""
-        return {kind: np.array([one.ms[kind] for one in rounds]) / counts[kind] for kind in kinds}
-
-    def is_enough(rounds: Sequence[Round]) -> bool:
-        if len(rounds) < FLOOR_BLOCKS:
-            return False
-        widths = [np.ptp(_overhead(name, times(rounds))[0][0]) for name in modes]
-        return max(widths) <= 2 * rel_ci or time.monotonic() > end
-
-    clock, samplers = _WallAndCpuClock(synchronizer(next(model.parameters()).device)), {}
-    with pause_collector():
-        for kind in kinds:
-            samplers[kind] = _OneReading(clock, Timing({kind: partial(block, kind)}))
-            with within(kind):
-                samplers[kind].begin()
-        end = time.monotonic() + budget_s
-        rounds, is_busy = undisturbed(take_turns(samplers, seed, within, enough=is_enough))
-    reading_ms = _reading_ms()
+    timings = {kind: Timing({kind: partial(block, kind)}, rel_ci, each_s, device) for kind in kinds}
+    _, rounds = measure_in_turns(timings, seed=seed, within=within)
+    rounds = [one for one in rounds if len(one.ms) == len(kinds)]
+    # The sampler runs two blocks of each kind before the rounds.
+    cpu_s = {kind: series[2 : 2 + len(rounds)] for kind, series in cpu_s.items()}
+    rounds, is_busy = undisturbed(rounds)
+    wall_ms = {kind: [one.ms[kind][0] / counts[kind] for one in rounds] for kind in kinds}
+    plain_ms, reading_ms = float(np.median(wall_ms[_BARE])), _reading_ms()
     for name in (_AGAIN, *modes):
-        intervals, details = _overhead(name, times(rounds))
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
-        (low, estimate, high), cpu = (intervals + threads).tolist()
+        details, every = {"threads": threads, "plain_ms": plain_ms}, math.inf
+        if name in detailed:
+            detailed_ms = float(np.median(wall_ms[name]))
+            share = (detailed_ms - np.median(wall_ms[_PLAIN])) / plain_ms
+            every = int(np.clip(np.ceil(share / _DETAIL_SHARES[name]), _OFTENEST, _RAREST))
+            details |= {"detailed_ms": detailed_ms, "detailed_every": every}
+        low, estimate, high = _overhead(name, wall_ms, every) + threads
+        details["cpu"] = (_overhead(name, cpu_s, every) + threads).tolist()
         yield Measurement(
             "overhead",
-            estimate,
-            low,
-            high,
+            float(estimate),
+            float(low),
+            float(high),
             0.95,
             n=len(rounds),
             method=ROUNDS,
             scope=f"{scope} {name}",
             flags=(Flag.BUSY_MACHINE,) if is_busy else (),
-            details={"cpu": cpu, "threads": threads} | details,
+            details=details,
         )
 
 
-def _overhead(name: str, ms: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, Any]]:
-    """Compute the overhead of a mode.
+def _overhead(name: str, times: Mapping[str, list[float]], every: float) -> np.ndarray:
+    """Compute the overhead of a mode with its interval: low end, estimate and high end.
 
     Args:
         name: Name of the mode.
-        ms: Kind of calls → wall time and CPU time of a call in each round, shape [rounds, 2].
-
-    Returns:
-        Intervals of the overhead in wall time and in CPU time, shape [2, 3], and details.
+        times: Kind of calls → time of a call in each block.
+        every: Number of calls from one detailed call to the next, or infinity without details.
     """
-    bare = ms[_BARE]
-    ratio = ms[_AGAIN if name == _AGAIN else _PLAIN] / bare
-    details = {"plain_ms": float(np.median(bare[:, 0]))}
-    if name in ms and name != _AGAIN:
-        more = ms[name] / bare - ratio
-        wanted = np.ceil(np.median(more[:, 0]) / _DETAIL_SHARES[name])
-        every = int(np.clip(wanted, _OFTENEST, _RAREST))
-        ratio = ratio + more / every
-        details |= {"detailed_ms": float(np.median(ms[name][:, 0])), "detailed_every": every}
-    return np.expm1([hodges_lehmann(series) for series in np.log(ratio).T]), details
-
-
-class _WallAndCpuClock(HostClock):
-    """Measure the wall time and the CPU time of a block, as if they were two phases."""
-
-    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        (block,) = phases
-        wall, cpu = self.now(), time.thread_time_ns()
-        block()
-        return [[self.ms(wall, self.now()), self.ms(cpu, time.thread_time_ns())]]
-
-
-class _OneReading(BlockSampler):
-    def _size(self, call_ms: float) -> tuple[int, int]:
-        return 1, 1
-
-
-def _calls_within(block_s: float, call: Call) -> int:
-    """Return the number of calls in a block of about `block_s`, at most 16."""
-    call()
-    start = time.monotonic()
-    call()
-    return min(_MAX_CALLS, max(1, round(block_s / (time.monotonic() - start))))
+    bare, plain = times[_BARE], times[_AGAIN if name == _AGAIN else _PLAIN]
+    bare, plain, own = map(np.array, (bare, plain, times.get(name, plain)))
+    return np.expm1(hodges_lehmann(np.log((plain + (own - plain) / every) / bare)))
 
 
 def _reading_ms() -> float:

@@ -154,8 +154,7 @@ def time_across_ranks(
     for sampler in samplers.values():
         sampler.begin()
     with pause_collector():
-        is_enough = _budget(budget_s, device)
-        rounds = take_turns(samplers, seed, enough=lambda rounds: is_enough(len(rounds)))
+        rounds = take_turns(samplers, seed, enough=_budget(budget_s, device))
     ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
     return RankTimes(ms, [one.is_busy for one in rounds])
 

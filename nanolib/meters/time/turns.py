@@ -40,7 +40,7 @@ def take_turns(
     seed: int,
     within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
     *,
-    enough: Callable[[Sequence[Round]], bool] | None = None,
+    enough: Callable[[int], bool] | None = None,
 ) -> list[Round]:
     """Take blocks in rounds, in random order, until every sampler stops.
 
@@ -49,7 +49,7 @@ def take_turns(
             function removes the sampler that failed from this mapping.
         seed: Seed of the random order.
         within: Function that returns the context in which a block of a name runs.
-        enough: Function that takes the rounds so far and returns whether all samplers stop. By
+        enough: Function that takes the number of rounds and returns whether all samplers stop. By
             default, each sampler stops by its own rule.
 
     Returns:
@@ -67,7 +67,7 @@ def take_turns(
         rounds.append(one)
         if labels is not None:
             labels.update(rounds)
-        if enough is not None and enough(rounds):
+        if enough is not None and enough(len(rounds)):
             break
     if labels is not None:
         labels.update(rounds, last=True)
