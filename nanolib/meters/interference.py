@@ -33,20 +33,23 @@ _LEAST_S = 0.5
 
 
 class CpuTimes(NamedTuple):
-    """CPU time that processes used until a moment.
+    """CPU time until a moment, summed over the CPUs that this process may use, s.
 
     Attributes:
-        everyone: Category of CPU time, such as `user` → time in this category, summed over the CPUs
-            that this process may use, s.
-        ours: CPU time of the process that began this command and of its descendants, s.
+        total: Time in all categories.
+        idle: Time without work.
+        stolen: Time that a hypervisor took.
+        ours: CPU time of the process that began this command and of its descendants.
         periods: Number of periods of the CPU quota.
         throttled: Number of periods in which the kernel paused this process.
     """
 
-    everyone: dict[str, float]
+    total: float
+    idle: float
+    stolen: float
     ours: float
-    periods: int = 0
-    throttled: int = 0
+    periods: int
+    throttled: int
 
 
 @dataclass
@@ -112,20 +115,22 @@ def cpu_times() -> CpuTimes:
     # psutil's list leaves out offline CPUs, so a CPU's index may differ from its number.
     is_complete = mine and os.sysconf("SC_NPROCESSORS_CONF") == len(every)
     chosen = [every[number] for number in mine] if is_complete else every
-    everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
-    return CpuTimes(everyone, ours, *quota_periods())
+    total, idle, stolen = (
+        sum(getattr(one, name, 0.0) for one in chosen for name in names)
+        for names in (_COUNTED, ("idle", "iowait"), ("steal",))
+    )
+    return CpuTimes(total, idle, stolen, ours, *quota_periods())
 
 
 def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
     """Compute the load of the CPUs between two moments."""
-    spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
-    load, total = CpuLoad(), sum(spent.values())
-    if total > _LEAST_S:
-        idle, stolen = spent["idle"] + spent["iowait"], spent["steal"]
-        others = total - idle - stolen - (after.ours - before.ours)
-        load.others, load.stolen = min(1.0, max(0.0, others / total)), stolen / total
-    if after.periods > before.periods:
-        load.throttled = (after.throttled - before.throttled) / (after.periods - before.periods)
+    load, spent = CpuLoad(), CpuTimes(*(b - a for a, b in zip(before, after, strict=True)))
+    if spent.total > _LEAST_S:
+        others = spent.total - spent.idle - spent.stolen - spent.ours
+        load.others = min(1.0, max(0.0, others / spent.total))
+        load.stolen = spent.stolen / spent.total
+    if spent.periods:
+        load.throttled = spent.throttled / spent.periods
     return load
 
 
