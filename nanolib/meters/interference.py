@@ -96,6 +96,11 @@ class CpuLoad:
         return found
 
 
+def shortest_watch_s() -> float:
+    """Return the shortest time in which the load of the CPUs can be measured, s."""
+    return max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores())
+
+
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
     """Measure the load of the CPUs within the context. The load is set when the context ends."""
@@ -181,7 +186,7 @@ def find_interference(device: str) -> list[str]:
         device: Name of the device, from `resolve_device`.
     """
     with watch_cpus() as load:
-        time.sleep(max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores()))
+        time.sleep(shortest_watch_s())
     lines = cpu_interference(load)
     if device.startswith("cuda"):
         lines += gpu_interference(gpu_uuid(device))

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 
 from nanolib.meters.layers import overhead
-from nanolib.meters.layers import profiler as layers
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, ranks, sampler
 
@@ -21,7 +20,7 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (clocks, layers, overhead, ranks):
+    for module in (clocks, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)
     return now
 

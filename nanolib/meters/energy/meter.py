@@ -97,9 +97,7 @@ class Track:
 
     def _invalid(self, what: str) -> BadInput:
         name = f"{self.source.name} of {self.source.of}"
-        remedy = "record the power with another meter, and replay the recording (power_trace)"
-        if self.source.provenance is Provenance.REPLAYED:
-            remedy = "record it again"
+        remedy = "replay another recording of the power (power_trace)"
         return BadInput(f"{name} {what}, so the readings are not valid; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:

@@ -7,7 +7,6 @@ does not change.
 
 import contextlib
 import functools
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Self
@@ -43,8 +42,6 @@ from nanolib.meters.trace import Trace
 
 # A call of one of these methods counts as a call of the model.
 _ENTRIES = ("forward", "prefill", "decode")
-# Calls that wait to be read keep memory, and on a GPU also an event for each moment.
-_READ_S = 0.4
 # To read a recorded call takes ten times as long as to record the call.
 _MOST_PASSES = 8
 _NOTHING = contextlib.nullcontext()
@@ -104,7 +101,6 @@ class LayerProfiler:
         self._open = []  # names of the running modules, outer ones first
         self._unread = []  # calls whose times and statistics stay on the device
         self._profiled = []  # calls whose operations torch's profiler has recorded
-        self._read_s = time.monotonic()
         self._number = 0
 
     def __enter__(self) -> Self:
@@ -127,6 +123,8 @@ class LayerProfiler:
 
     def _wrap_entry(self, entry: Forward) -> Forward:
         running, now, config = self._open, self._clock.now, self.config
+        # Calls that wait to be read keep memory, and on a GPU also an event for each moment.
+        most = config.preallocate_metrics if config.batch_db_commits else 1
 
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -142,9 +140,7 @@ class LayerProfiler:
             finally:
                 running.clear()
             self._unread.append(call)
-            is_full = len(self._unread) >= config.preallocate_metrics
-            is_due = time.monotonic() - self._read_s > _READ_S
-            if is_full or is_due or not config.batch_db_commits:
+            if len(self._unread) >= most:
                 self.flush()
             return out
 
@@ -217,7 +213,6 @@ class LayerProfiler:
     def flush(self) -> None:
         """Wait once for the device, read times and statistics, and collect their rows."""
         calls, self._unread = self._unread, []
-        self._read_s = time.monotonic()
         self._synchronize()
         for call in calls:
             self._read_times(call)

@@ -1,5 +1,6 @@
 """Time several calls in turns, one block of each call per round, so noise affects all calls."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,15 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
-from nanolib.meters.interference import cpu_times, load_between
+from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
 from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 # This is the method of each `speed_up` row.
 ROUNDS = "rounds"
-# A reading of the CPU load takes milliseconds, so several rounds share a reading.
-_LABEL_S = 0.3
 # With fewer than 20 clean rounds, nanolib leaves out at most a quarter of the rounds.
 _FEW_BUSY = 0.25
 
@@ -56,7 +55,9 @@ def take_turns(
         The rounds, in order. `is_busy` marks the busy rounds.
     """
     order, rounds = random.Random(seed), []
-    labels = _BusyLabels() if len(samplers) > 1 else None
+    # A reading of the CPU load takes milliseconds, so several rounds share a reading.
+    readings = [(0, time.monotonic(), cpu_times())]
+    is_group = len(samplers) > 1
     while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
@@ -65,36 +66,18 @@ def take_turns(
                 continue
             del samplers[name]
         rounds.append(one)
-        if labels is not None:
-            labels.update(rounds)
+        if is_group and time.monotonic() - readings[-1][1] > shortest_watch_s():
+            readings.append((len(rounds), time.monotonic(), cpu_times()))
         if enough is not None and enough(len(rounds)):
             break
-    if labels is not None:
-        labels.update(rounds, last=True)
+    if is_group:
+        # The last rounds may be too short for a reading of their own.
+        readings[max(1, len(readings) - 1) :] = [(len(rounds), time.monotonic(), cpu_times())]
+        for (first, _, before), (end, _, after) in itertools.pairwise(readings):
+            load = load_between(before, after)
+            for one in rounds[first:end]:
+                one.is_busy = load.is_busy
     return rounds
-
-
-class _BusyLabels:
-    """Label rounds as busy or not busy, from readings of the CPU load."""
-
-    def __init__(self) -> None:
-        self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
-
-    def update(self, rounds: Sequence[Round], last: bool = False) -> None:
-        """Label the rounds since the last label, if enough time has passed."""
-        if not last and time.monotonic() - self._since < _LABEL_S:
-            return
-        after = cpu_times()
-        load = load_between(self._before, after)
-        if load.taken is not None:
-            is_busy = load.is_busy
-        elif last and self._labeled:  # The last rounds are too short for a reading.
-            is_busy = rounds[self._labeled - 1].is_busy
-        else:
-            return
-        for one in rounds[self._labeled :]:
-            one.is_busy = is_busy
-        self._labeled, self._before, self._since = len(rounds), after, time.monotonic()
 
 
 def undisturbed(rounds: Sequence[Round]) -> tuple[list[Round], bool]:
