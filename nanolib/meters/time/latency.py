@@ -145,14 +145,16 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     series = blocks.reshape(-1, len(timing.phases))
     steady = steady_state(series.sum(axis=1), max(GROUP, per_block))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
-    cached = shared.pop("cached", [])
     launches = [{} for _ in timing.phases]
     if clock.gpu:
         shared |= clock.gpu.state.summary()
     if clock.gpu and not timing.cold:
         launches = clock.gpu.host_and_device([*timing.phases.values()])
     scopes = dict(zip(timing.phases, series.T, strict=True))
-    own = dict(zip(scopes, launches, strict=True))
+    own = {
+        scope: {"cached": sampler.checks[scope].is_cached} | launch
+        for scope, launch in zip(scopes, launches, strict=True)
+    }
     if len(scopes) > 1:
         scopes[timing.total] = series.sum(axis=1)
         own[timing.total] = {name: sum(one[name] for one in launches) for name in launches[0]}
@@ -163,7 +165,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             steady=steady,
             scope=scope,
             method=clock.method,
-            details=shared | own[scope] | ({"cached": True} if scope in cached else {}),
+            details=shared | own[scope],
         )
         for scope, samples in scopes.items()
     }

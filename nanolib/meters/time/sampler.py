@@ -68,13 +68,14 @@ class BlockSampler:
         timing: Phases and stopping rule.
 
     Attributes:
+        checks: Scope of each phase → check of its first two calls.
         stop: Reason why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`.
             While sampling continues, the reason is an empty string.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
         self.clock, self._timing = clock, timing
-        self._checks = {
+        self.checks = {
             scope: CallCheck(call, scope or "fn", BadInput) for scope, call in timing.phases.items()
         }
         self._calls = [*timing.phases.values()]
@@ -93,7 +94,7 @@ class BlockSampler:
             self._collected = timing.collect(self.clock, timing.phases)
             self.stop = "collected"
             return
-        checks = list(self._checks.values())
+        checks = list(self.checks.values())
         self.clock.time_block(checks, 1, 1)
         self.clock.warm_up(self._calls)
         start = time.perf_counter()
@@ -136,7 +137,6 @@ class BlockSampler:
             "calls_per_block": per_block,
             "inner": inner,
             "stop": self.stop,
-            "cached": [scope for scope, check in self._checks.items() if check.is_cached],
             "precision": self._timing.rel_ci,
             "budget_s": self._timing.budget_s,
         }
