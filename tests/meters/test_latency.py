@@ -37,15 +37,6 @@ def test_estimate_and_interval_are_those_of_block_medians(clocked):
     assert row.n == len(medians)
 
 
-def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
-    series = _noisy(500)
-    series[:12] *= 2  # two of them set the size of a block
-    clocked(series)
-    row = measure(_nothing)
-    assert row.details["warmup_cut"] == 10 and len(row.samples) == row.n + 10
-    assert row.estimate == pytest.approx(100, rel=0.002)
-
-
 def test_a_row_says_that_outliers_were_dropped():
     series = _noisy(500)
     series[12] = 900
@@ -123,6 +114,7 @@ def test_a_warm_up_of_blocks_of_several_calls_is_no_part_of_the_precision(clocke
     clocked((1 + noise) * np.where(np.arange(1000) < 17, 2.0, 1.0))
     row = measure(_nothing)  # the first two calls are no samples; a block is three calls of 2 ms
     assert (row.details["calls_per_block"], row.details["warmup_cut"]) == (3, 15)
+    assert len(row.samples) == 3 * row.n + 15 and row.estimate == pytest.approx(1, rel=0.002)
     assert (row.details["stop"], row.n) == ("precision", 20)
     assert (row.details["precision"], row.details["budget_s"]) == (0.01, 10.0)
 

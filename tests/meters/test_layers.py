@@ -159,16 +159,10 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
 
 
 NAMES = {
-    "h.0.attn.c_attn": "c_attn",
     "h.0.attn.c_proj": "attn.c_proj",
     "h.0.mlp.c_proj": "mlp.c_proj",
-    "h.0.mlp.act": "act",
-    "wte": "wte",
-    "layers.0.self_attn.k_proj": "k_proj",
     "layers.0.mlp.down_proj": "down_proj",
-    "layer.0.attention.self.query": "query",
     "layer.0.attention.output.dense": "attention.output.dense",
-    "layer.0.intermediate.dense": "intermediate.dense",
     "layer.0.output.dense": "output.dense",
     "blocks.0.mlp.down": "down",
     "lm_head": "lm_head",
