@@ -56,12 +56,6 @@ def test_a_timer_adds_up_blocks_and_ranks_wait_for_each_other(clock, ranks, monk
     ]
 
 
-def test_a_single_rank_waits_for_nobody(clock):
-    watch = Timer()
-    _timed(watch, clock, "comm_a", 3)
-    assert watch.totals() == {"comm_a": pytest.approx(0.003)}
-
-
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
     order = []
 

@@ -125,7 +125,6 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
             math.nan,
             250.0,
         ),
-        ({}, {"current_socket_power": 300}, "amdsmi_power", math.nan, 300.0),
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):

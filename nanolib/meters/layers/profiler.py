@@ -197,8 +197,8 @@ class LayerProfiler:
         near_zero = self.config.near_zero
         if self.config.capture_activations:
             self._call.values.append((name, STATISTICS, output_statistics(out, near_zero)))
-        if self.config.deep_profiling and is_down_projection(name):
-            x = next(x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+        x = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
+        if self.config.deep_profiling and is_down_projection(name) and x is not None:
             share = (x.detach().abs() < near_zero).mean(dtype=torch.float32)
             self._call.values.append((self._layer(name), ("mlp_kill_ratio",), share[None]))
 
