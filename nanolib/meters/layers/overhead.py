@@ -76,7 +76,7 @@ def measure_overhead(
     counts = dict.fromkeys(kinds, calls)
     for name, config in detailed.items():  # In a block, each turn comes equally often.
         counts[name] += -calls % len(config.turns)
-    cpu_s = {kind: [] for kind in kinds}
+    cpu_s = {kind: [] for kind in kinds}  # times of the blocks of each round
     profiler = None
 
     def block(kind: str) -> None:
@@ -85,7 +85,7 @@ def measure_overhead(
             call()
         if profiler is not None:
             profiler.flush()
-        cpu_s[kind].append((time.thread_time() - start) / counts[kind])
+        cpu_s[kind][-1].append((time.thread_time() - start) / counts[kind])
 
     @contextlib.contextmanager
     def within(kind: str) -> Iterator[None]:
@@ -93,13 +93,14 @@ def measure_overhead(
         config = kinds[kind]
         with LayerProfiler(model, config) if config else contextlib.nullcontext() as profiler:
             call()  # The first call after the profiler's start takes longer, so it is not timed.
+            cpu_s[kind].append([])
             yield
 
     timings = {kind: Timing({kind: partial(block, kind)}, rel_ci, each_s, device) for kind in kinds}
     _, rounds = measure_in_turns(timings, seed=seed, within=within)
     rounds = [one for one in rounds if len(one.ms) == len(kinds)]
-    # The sampler runs two blocks of each kind before the rounds.
-    cpu_s = {kind: series[2 : 2 + len(rounds)] for kind, series in cpu_s.items()}
+    # The sampler enters each kind once before the rounds.
+    cpu_s = {kind: [*map(np.mean, times[1 : 1 + len(rounds)])] for kind, times in cpu_s.items()}
     rounds, is_busy = undisturbed(rounds)
     wall_ms = {kind: [one.ms[kind][0] / counts[kind] for one in rounds] for kind in kinds}
     plain_ms, reading_ms = float(np.median(wall_ms[_BARE])), _reading_ms()
