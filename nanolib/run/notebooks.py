@@ -8,6 +8,7 @@ status.
 import contextlib
 import functools
 import math
+import os
 import sys
 import time
 import uuid
@@ -21,7 +22,14 @@ from tqdm import tqdm
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, checkout, make_folder
+from nanolib.paths import (
+    DATABASE,
+    FIRST_VARIABLE,
+    LAUNCH_VARIABLE,
+    OUTPUT_VARIABLE,
+    checkout,
+    make_folder,
+)
 from nanolib.run.jobs import Job, execute
 from nanolib.run.lock import device_lock
 from nanolib.run.process import Died, call_in_process
@@ -177,7 +185,11 @@ def run_job(
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str:
     """Execute a notebook, and return why it ended early, or an empty string."""
     paths = checkout() / "notebooks" / f"{job.name}.ipynb", command.output / f"{job.title}.ipynb"
-    variables = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: command.launch(job.title)}
+    variables = {
+        OUTPUT_VARIABLE: str(command.output),
+        LAUNCH_VARIABLE: command.launch(job.title),
+        FIRST_VARIABLE: str(os.getpid()),
+    }
     given = paths, job.params.nested(job.values), variables, command.logs / f"{job.title}.log"
     try:
         for _ in call_in_process(execute, *given, limit_s=math.inf, stopped=watch):

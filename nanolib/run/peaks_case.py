@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.ceilings import measure_ceiling, operand_bytes, rate
+from nanolib.meters.ceilings import measure_ceiling, rate
 from nanolib.models import fp8
-from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.run.case import Case, Ceilings
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
@@ -38,10 +38,6 @@ class CeilingCase(Case):
     def unsupported(self) -> str:
         """Return why the device cannot compute the matrix product, or an empty string."""
         return no_product(self.ceiling, self.device)
-
-    def plan(self) -> Plan:
-        """Plan the bytes of the operands."""
-        return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the peak rate with `measure_ceiling`."""

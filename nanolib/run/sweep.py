@@ -7,6 +7,7 @@ case becomes a row with its status and message, and the sweep continues.
 
 import contextlib
 import functools
+import gc
 import os
 import sqlite3
 import sys
@@ -22,7 +23,6 @@ from tqdm import tqdm
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause, one_line, printable
 from nanolib.meters.interference import watch_cpus
 from nanolib.meters.machine import limit_threads, resolve_device
-from nanolib.meters.time.sampler import settled_heap
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.group import (
@@ -43,6 +43,9 @@ from nanolib.store import Store
 __all__ = ["SweepRun", "measure"]
 
 MAX_ATTEMPTS = 2
+# With a notebook, a collection of all objects takes 0.1 s, and each timing has many collections.
+# Therefore, nanolib freezes the objects between groups, unless other code has frozen this many.
+_MANY_OBJECTS = 1_000
 
 
 class SweepRun:
@@ -199,9 +202,14 @@ class _Sweep:
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
-        with bar, settled_heap() as settle:
+        freezes = gc.get_freeze_count() < _MANY_OBJECTS
+        with bar, contextlib.ExitStack() as heap:
+            if freezes:
+                heap.callback(gc.unfreeze)
             for group in groups:
-                settle()
+                gc.collect()
+                if freezes:
+                    gc.freeze()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
                     on_progress(done, len(cases), str(group[0]))

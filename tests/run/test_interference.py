@@ -12,7 +12,7 @@ from nanolib.run.provenance import flag_interference
 from nanolib.run.timeout import Outcome
 
 BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
-QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5)
+QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5)
 
 
 @pytest.fixture

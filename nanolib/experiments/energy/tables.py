@@ -41,12 +41,22 @@ OVERHEAD_COLUMNS = {
     "detailed_every": "Calls per detailed call",
     "n": "Pairs",
 }
-# The keys are parts of a bar, and the values are operations. Other operations belong to `other`.
+# The keys are parts of a bar, and the values are operations in the presets, and in models such as
+# Llama, GPT-2 and BERT. Other operations belong to `other`.
 PARTS = {
     "attention": "attention_fused rope cache",
-    "projections": "q_proj k_proj v_proj qkv_proj out_proj",
-    "MLP": "gate up activation down",
-    "norm, embedding, head": "norm embedding head residual",
+    "projections": (
+        "q_proj k_proj v_proj qkv_proj out_proj o_proj c_attn attn.c_proj query key value"
+        " query_key_value attention.output.dense"
+    ),
+    "MLP": (
+        "gate up activation down gate_proj up_proj down_proj act_fn c_fc act mlp.c_proj fc1 fc2"
+        " intermediate.dense intermediate_act_fn output.dense"
+    ),
+    "norm, embedding, head": (
+        "norm embedding head residual embed_tokens wte wpe lm_head word_embeddings"
+        " position_embeddings token_type_embeddings"
+    ),
     "gaps": "between",
     "other": "other",
 }
