@@ -12,7 +12,6 @@ import nanolib
 from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
 from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
-from nanolib.meters.time.turns import ROUNDS
 from nanolib.models.functions import code_digest
 from nanolib.paths import LAUNCH_VARIABLE, git_environment
 from nanolib.run.lock import say
@@ -20,8 +19,6 @@ from nanolib.run.params import Params
 from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
-
-_NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
 @functools.cache
@@ -123,11 +120,12 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
     own = {
         row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))
         for row in outcome.rows
-        if row.details.get("others_share") is not None or row.method == ROUNDS
+        if row.details.get("others_share") is not None
+        or row.details.get("clean_rounds") is not None
     }
     for at, row in enumerate(outcome.rows):
         is_timed = METRICS[row.metric].is_timed and row.estimate is not None
-        if is_timed and row.provenance not in _NOT_TIMED_NOW:
+        if is_timed and row.provenance != Provenance.REPLAYED:
             flags = (*row.flags, *own.get(row.scope, load.flags))
             outcome.rows[at] = replace(row, flags=tuple(dict.fromkeys(flags)))
     outcome.details, outcome.flags = outcome.details | load.details(), load.flags

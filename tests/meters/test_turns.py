@@ -147,3 +147,11 @@ def test_rounds_are_labeled_by_the_load_of_their_time(
     monkeypatch.setattr(turns, "load_between", load)
     rounds = take_turns(samplers, seed=0)
     assert [at for at, one in enumerate(rounds) if one.is_busy] == busy
+
+
+def test_rounds_that_are_too_short_for_a_reading_are_not_called_clean(begun, monkeypatch):
+    samplers, _ = begun({"a": [10.0], "b": [10.0]})
+    monkeypatch.setattr(turns, "load_between", lambda before, after: CpuLoad())
+    rounds = take_turns(samplers, seed=0)
+    assert {one.is_busy for one in rounds} == {None}
+    assert speed_up_row(rounds, "a", "b").details["clean_rounds"] is None

@@ -61,7 +61,10 @@ _LATENCY = Measurement("latency", 1.0, scope="forward")
     [
         (_LATENCY, True),
         (replace(_LATENCY, details={"others_share": 0.01}), False),
-        (replace(_LATENCY, provenance=Provenance.MODELLED), False),
+        (replace(_LATENCY, details={"clean_rounds": 6}), False),
+        (replace(_LATENCY, details={"clean_rounds": None}), True),
+        (replace(_LATENCY, provenance=Provenance.MODELLED), True),
+        (replace(_LATENCY, provenance=Provenance.REPLAYED), False),
         (exact("flops", 1.0), False),
     ],
 )

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import Measurement
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
@@ -101,12 +101,12 @@ def measure_overhead(
     rounds = [one for one in rounds if len(one.ms) == len(kinds)]
     # The sampler enters each kind once before the rounds.
     cpu_s = {kind: [*map(np.mean, times[1 : 1 + len(rounds)])] for kind, times in cpu_s.items()}
-    rounds, is_busy = undisturbed(rounds)
+    rounds, flags, counted = undisturbed(rounds)
     wall_ms = {kind: [one.ms[kind][0] / counts[kind] for one in rounds] for kind in kinds}
     plain_ms, reading_ms = float(np.median(wall_ms[_BARE])), _reading_ms()
     for name in (_AGAIN, *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
-        details, every = {"threads": threads, "plain_ms": plain_ms}, math.inf
+        details, every = counted | {"threads": threads, "plain_ms": plain_ms}, math.inf
         if name in detailed:
             detailed_ms = float(np.median(wall_ms[name]))
             share = (detailed_ms - np.median(wall_ms[_PLAIN])) / plain_ms
@@ -123,7 +123,7 @@ def measure_overhead(
             n=len(rounds),
             method=ROUNDS,
             scope=f"{scope} {name}",
-            flags=(Flag.BUSY_MACHINE,) if is_busy else (),
+            flags=flags,
             details=details,
         )
 

@@ -26,11 +26,12 @@ class Round:
 
     Attributes:
         ms: Name of a sampler → median time of each phase in its block, ms.
-        is_busy: Whether other processes disturbed the round.
+        is_busy: Whether other processes disturbed the round, or None if the rounds were too short
+            to measure the load.
     """
 
     ms: dict[str, np.ndarray] = field(default_factory=dict)
-    is_busy: bool = False
+    is_busy: bool | None = None
 
 
 def take_turns(
@@ -75,24 +76,29 @@ def take_turns(
         for (first, _, before), (end, _, after) in itertools.pairwise(readings):
             load = load_between(before, after)
             for one in rounds[first:end]:
-                one.is_busy = load.is_busy
+                one.is_busy = None if load.taken is None else load.is_busy
     return rounds
 
 
-def undisturbed(rounds: Sequence[Round]) -> tuple[list[Round], bool]:
+def undisturbed(
+    rounds: Sequence[Round],
+) -> tuple[list[Round], tuple[Flag, ...], dict[str, int | None]]:
     """Leave out the busy rounds, if enough rounds are clean.
 
     20 clean rounds are enough. Six or more clean rounds are enough if they are at least three
-    quarters of all rounds.
+    quarters of all rounds. Otherwise, all rounds count, with the flag `busy_machine`.
 
     Returns:
-        The rounds to use, and whether some of these rounds are busy.
+        The rounds to use, and the flags and details of a row that rests on them. The detail
+        `clean_rounds` is None if the load during the rounds is not known.
     """
     clean = [one for one in rounds if not one.is_busy]
+    is_known = all(one.is_busy is not None for one in rounds)
+    details = {"rounds": len(rounds), "clean_rounds": len(clean) if is_known else None}
     few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(rounds))
     if few_busy or len(clean) >= MIN_BLOCKS:
-        return clean, False
-    return [*rounds], len(clean) < len(rounds)
+        return clean, (), details
+    return [*rounds], (Flag.BUSY_MACHINE,) if len(clean) < len(rounds) else (), details
 
 
 def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
@@ -117,8 +123,7 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that contain both calls.
 
-    nanolib leaves out busy rounds with `undisturbed`. If too few rounds are clean, all rounds
-    count, and the row has the flag `busy_machine`.
+    nanolib leaves out busy rounds with `undisturbed`.
 
     Args:
         rounds: Rounds from `take_turns`.
@@ -131,7 +136,7 @@ def speed_up_row(
         The row, or None if fewer than six rounds have both calls.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
-    used, is_busy = undisturbed(both)
+    used, flags, details = undisturbed(both)
 
     def series(of: str) -> np.ndarray:
         return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])
@@ -151,6 +156,6 @@ def speed_up_row(
         samples=tuple((base / own).tolist()),
         method=ROUNDS,
         scope=scope,
-        flags=(Flag.BUSY_MACHINE,) if is_busy else (),
-        details={"rounds": len(both), "clean_rounds": sum(not one.is_busy for one in both)},
+        flags=flags,
+        details=details,
     )
