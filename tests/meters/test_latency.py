@@ -134,6 +134,14 @@ def test_a_cut_within_a_block_takes_all_of_it():
     assert len(row.samples) == 30 and row.details["mean"] == np.arange(10, 31).mean()
 
 
+def test_a_cut_that_leaves_too_few_blocks_for_an_interval_is_not_made():
+    row = summarize(
+        np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=13, changes=(13,))
+    )
+    assert (row.n, row.confidence, row.details["warmup_cut"]) == (10, 0.95, 0)
+    assert Flag.NO_STEADY_STATE in row.flags
+
+
 @pytest.mark.parametrize(
     ("series", "flags"),
     [

@@ -14,6 +14,7 @@ from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers,
 from nanolib.meters.time.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.time.sampler import (
     CONFIDENCE,
+    FLOOR_BLOCKS,
     BlockSampler,
     Collect,
     Timing,
@@ -183,6 +184,8 @@ def summarize(
 ) -> Measurement:
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive statistics.
 
+    If the warm-up leaves fewer than six blocks, the series has no steady state, and all blocks count.
+
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
         calls_per_block: Number of calls in a block.
@@ -194,7 +197,11 @@ def summarize(
     """
     x = np.asarray(samples, dtype=float)
     steady = steady or steady_state(x, max(GROUP, calls_per_block))
-    cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
+    cut_blocks = math.ceil(steady.cut / calls_per_block)
+    if cut_blocks and len(x) / calls_per_block - cut_blocks < FLOOR_BLOCKS:
+        steady = replace(steady, steady=False)
+    if not steady.steady:
+        cut_blocks = 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
     is_kept = outliers == "keep"
