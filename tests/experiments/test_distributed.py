@@ -43,7 +43,7 @@ def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, m
     assert set(own[own["metric"] == "component_time"]["scope"]) == scopes
     assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
     modelled = own[own["provenance"] == "modelled"]
-    assert [details["world_size"] for details in modelled["details"]] == [4, 8, 16]
+    assert [details["world_size"] for details in modelled["details"]] == [2, 4, 8, 16]
     assert "link_latency" in set(rows["metric"])
     assert set(own[own["metric"] == "speed_up"]["scope"]) == {"decode over dense"}
     peak = own[own["metric"] == "peak_memory"].iloc[0]
@@ -113,19 +113,19 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
 
-    shared = {"errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
+    found = {"ring": {"error": 1e-7, "bytes": 440.0}}
 
     def launch(*times):
-        return Launch([{"parts": {"ring": of}} | shared for of in times], (Flag.OVERSUBSCRIBED,))
+        answers = [{"parts": {"ring": of}, "found": found} for of in times]
+        return Launch(answers, (Flag.OVERSUBSCRIBED,))
 
     slowest = launch([fast] * 9, [slow] * 9)
     sent = Traffic(3, 3, (100.0, 300.0))
-    steps, formula, counted = slowest.traffic("ring", "forward", sent)
+    error, steps, formula, counted = slowest.counts("ring", "forward", sent)
     assert (steps.metric, steps.estimate) == ("communication_steps", 3)
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
-    (error,) = slowest.errors("ring", "forward")
-    assert error.estimate == 1e-7
+    assert (error.metric, error.estimate) == ("relative_error", 1e-7)
     of = {row.scope: row for row in slowest.parts("ring", 0.8)}
     assert of["comp_a"].estimate == 4 and of["wait"].estimate == 3
     assert of["communication"].predicted == 0.8
@@ -172,3 +172,22 @@ def test_a_prediction_has_the_bytes_of_an_algorithm_and_nothing_where_no_formula
     assert list(table["bytes sent per rank"]) == ["", "2,112", "2,080"]
     assert list(table["communication steps"]) == ["", "2", "1"]
     assert all(table[PEAK])
+
+
+def test_ulysses_is_unsupported_on_ranks_that_cannot_share_the_heads():
+    """Eight query heads and two key heads: three ranks do not divide them, and four do."""
+    found = distributed.cases(
+        _params(
+            world_sizes=[3, 4],
+            prefill_seq_lens=[64],
+            memory_seq_lens=[64],
+            prefill_algorithms=["ring", "ulysses"],
+            num_kv_heads=2,
+        )
+    )
+    refused = [case for case in found if case.unsupported()]
+    assert [(case.phase, case.algorithm, case.world_size) for case in refused] == [
+        ("forward", "ulysses", 3),
+        ("memory", "ulysses", 3),
+    ]
+    assert "cannot split 8 query heads and 2 key heads over 3 ranks" in refused[0].unsupported()

@@ -43,7 +43,6 @@ FACTORS = _same(
     " world_size threads phase algorithm"
 ) | {
     "optimization": "optimisation",
-    "finetune_steps": "tuning_steps",
     "recipe": "arm",
 }
 NOT_FACTORS = {

@@ -59,7 +59,6 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    rows = rows[rows["factor.phase"] != "memory"]
     table = flagged(case_rows(rows, _SHAPE, "phase"), rows)
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
@@ -76,18 +75,21 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the lines of `rank_table` about decoding."""
-    table = rank_table(rows)
-    return table[table["phase"] == "decode"] if len(table) else table
+    return _lines_of(rows, "decode")
 
 
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the lines of `rank_table` about whole sequences."""
+    return _lines_of(rows, "forward", "training")
+
+
+def _lines_of(rows: pd.DataFrame, *phases: str) -> pd.DataFrame:
     table = rank_table(rows)
-    return table[table["phase"] != "decode"] if len(table) else table
+    return table[table["phase"].isin(phases)] if len(table) else table
 
 
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the number of ranks that compute as text."""
+    """Add the number of ranks that compute, and this number with the dtype, as text."""
     size, nodes = table["world_size"].astype(int), table["nodes"]
     on_nodes = nodes.map(" on {:.0f} nodes".format).where(nodes > 1, "")
     ranks = (size.astype(str) + on_nodes).mask(table["algorithm"] == BASELINE, "1")
@@ -106,12 +108,9 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found[~found["scope"].isin(["compute", "communication"])].reset_index(drop=True)
     if found.empty:
         return pd.DataFrame()
-    component = found["scope"].str.replace("_", " ")
-    for start, kind in (("comp ", "compute: "), ("comm ", "communication: ")):
-        component = component.str.replace(start, kind)
+    words = {"^comp_": "compute: ", "^comm_": "communication: ", "_": " "}
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
+    found = found.assign(component=found["scope"].replace(words, regex=True))
     ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
-    found = found.assign(component=component)
-    found = found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"])
-    return _add_ranks(found).drop(columns="nodes")
+    return _add_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
