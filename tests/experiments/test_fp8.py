@@ -96,10 +96,9 @@ def test_each_recipe_has_the_error_of_its_products_next_to_its_loss(rows):
 
 def test_the_error_of_a_product_is_that_of_its_own_casts():
     g = torch.Generator().manual_seed(0)
-    sizes = {"x": (48, 32), "weight": (16, 32), "gradient": (48, 16)}
-    operands = {name: torch.randn(size, generator=g) for name, size in sizes.items()}
+    operands = [torch.randn(size, generator=g) for size in ((48, 32), (16, 32), (48, 16))]
     errors = {
-        casts_of: {row.scope: row.estimate for row in _error_rows("a", casts_of, **operands)}
+        casts_of: {row.scope: row.estimate for row in _error_rows("a", casts_of, *operands)}
         for casts_of in ("tensorwise", "rowwise_with_gw_hp", "e5m2_everywhere")
     }
     bit = errors["tensorwise"]["a output"] - errors["e5m2_everywhere"]["a output"]

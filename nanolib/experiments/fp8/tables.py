@@ -92,5 +92,10 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = add_metric_columns(table, rows, _PARITY)
     medians = pick(rows, "sqnr").groupby(list(CASE))["estimate"].median()
     table = table.join(medians.rename("sqnr"), on=list(CASE))
-    smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
-    return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
+    is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
+    table = table.assign(
+        recipe=table["recipe"].str.replace("_", " "),
+        control=table["control"].eq(True),
+        verdict=table["verdict"].mask(is_short, "smoke test"),
+    )
+    return with_state(table)

@@ -8,7 +8,7 @@ from nanolib.experiments.fp8.tables import (
     parity_table,
     speed_table,
 )
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
+from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
@@ -20,7 +20,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, gains, times
+from nanolib.report.tables import drop_missing, drop_short, gains, times
 from nanolib.report.theme import Drawing, empty_chart
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
@@ -68,25 +68,19 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
         return empty_chart(title, _why_empty(rows, "recipe", "parity_recipes"))
-    controls = table["control"].eq(True)
-    measured = table["provenance"] == Provenance.MEASURED
-    names = table["recipe"].str.replace("_", " ")
-    data = pd.DataFrame(
-        {
-            "series": names + controls.map({True: " (control)", False: ""}),
-            "sure": measured & ~(table["steps"] < LEARNING_STEPS),
-            "hue": controls.map({True: "c2", False: "c1"}),
-            "text": table["verdict"],
-            **point_columns(table, "difference"),
-        }
-    )
+    data = {
+        "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
+        "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),
+        "hue": table["control"].map({True: "c2", False: "c1"}),
+        "text": table["verdict"],
+    }
     margins = table["margin_nats"].dropna().round(4)
     # Runs with different margins share no band.
     band = (-margins.min(), margins.min()) if margins.nunique() == 1 else None
     subtitle = ["Mean over seeds, 95 % interval. Hollow: emulated, or too few steps."]
     subtitle += ["Green: the margin, declared before the run."] if band else []
     return plot(
-        data,
+        pd.DataFrame(data | point_columns(table, "difference")),
         title,
         "rows",
         subtitle=[*subtitle, "A control must be worse."],
@@ -151,18 +145,9 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
         why = next(filter(None, table.get("message", ())), "")
         next_step = "" if why else "set parity_recipes"
         return [Finding("The loss of FP8 was not compared with bf16", why, next_step)]
-    ended = ended.assign(
-        recipe=ended["recipe"].str.replace("_", " "), control=ended["control"].eq(True)
-    )
     ended = ended.sort_values("control", kind="stable")
-    is_short = ended["steps"] < LEARNING_STEPS
-    short, long = ended[is_short], ended[~is_short]
-    findings = [_compare_loss(row) for _, row in long.iterrows()]
-    if len(short):
-        text = f"The loss of {len(short)} of {len(ended)} recipes was not compared with bf16"
-        evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
-        next_step = f"set parity_steps to at least {LEARNING_STEPS}"
-        findings.insert(0, Finding(text, evidence, next_step))
+    long, findings = drop_short(ended, "recipes", "parity_steps")
+    findings += [_compare_loss(row) for _, row in long.iterrows()]
     missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
         text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"
