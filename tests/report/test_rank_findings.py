@@ -80,7 +80,7 @@ def test_prefill_is_compared_with_one_rank_too(say):
 def test_two_dtypes_have_lines_and_panels_of_their_own(measured):
     cases = [*decode_cases(FUSED, dtype="float32"), *decode_cases(FUSED, dtype="bfloat16")]
     rows = measured("distributed", cases)
-    table = SECTION.tables["Decoding"].readable(rows)
+    table = SECTION.tables["Time and memory"].readable(rows)
     assert set(table["Ranks, dtype"]) == {"4, float32", "4, bfloat16"}
     assert {panel for (panel,) in points(CHARTS["decode_scaling"](rows), "panel")} == {
         "seq len 4,096, float32",

@@ -75,9 +75,9 @@ def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measure
     cases.append(rank_case("dense", (11, 12, 13)))
     chart = CHARTS["decode_scaling"](measured("distributed", cases))
     assert points(chart, "series", "x", "y", "pred") == [
+        ("dense", 1, 12, None),
         ("ring", 2, 9, None),
         ("ring", 4, 6, None),
-        ("dense", 1, 12, None),
         *(("ring", more, None, 4 + 1 / more) for more in (4, 8, 16)),
     ]
 

@@ -107,10 +107,9 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        drawn = (
-            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
-            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        )
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        shapes = [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
+        drawn = (torch.randn(shape, generator=generator) for shape in shapes)
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
@@ -269,7 +268,7 @@ class AttentionCase(Case):
         """Compare outputs of the first sequence with float64 attention under the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
-        mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()
+        mask = causal_mask(n, n)[rows] | (not self.causal)
         if block_mask is not None:
             heads = range(1 if block_mask.shared else self.num_heads)
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])

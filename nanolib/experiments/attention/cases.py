@@ -159,12 +159,13 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     words = ["flex"] if attention_type == "flex" else []
     words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
     words.append(attention.parse_options(attention_type, options).pattern)
-    sizes, others = [], []
     for name, value in options.items():
-        if name in ("block_size", "seed"):
-            others.append(f"{name}={value}")
-        elif name not in ("pattern", "sparsity", "backend"):
-            sizes += value if isinstance(value, list) else [value]
-    if (sparsity := options.get("sparsity")) is not None:
-        sizes = [f"s={sparsity:g}"]
-    return " ".join([*words, *filter(None, ["+".join(map(str, sizes))]), *others])
+        if value is None or name in ("pattern", "backend"):
+            continue
+        if name == "sparsity":
+            words.append(f"s={value:g}")
+        elif name in ("block_size", "seed"):
+            words.append(f"{name}={value}")
+        else:
+            words.append("+".join(map(str, value if isinstance(value, list) else [value])))
+    return " ".join(words)

@@ -17,32 +17,21 @@ from nanolib.report.tables import (
 KINDS = ("compute", "wait", "communication")
 BASELINE = "dense"  # Only one rank computes this algorithm. The other ranks are idle.
 _SHAPE = ["dtype", "nodes", "seq_len", "world_size", "phase", "algorithm"]
-_PEAK = Column("memory", "Peak memory per rank, MiB", "peak_memory")
-_KINDS = tuple(
-    Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind) for kind in KINDS
-)
-_START = (
+_COLUMNS = (
     Column("shape", "Ranks, dtype"),
     Column("seq_len", "Seq len"),
-    Column("algorithm", "Algorithm"),
-)
-_END = (
+    Column("call", "Phase, algorithm"),
+    Column("latency", "Time, ms [95 %]"),
+    *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind) for kind in KINDS),
+    Column("memory", "Peak memory per rank, MiB (phase memory: planned)", "peak_memory"),
     Column("efficiency", "Efficiency [95 %]"),
     Column("communication_steps", "", "communication_steps"),
-    Column("sent", "Sent data, B", "wire_bytes", method="formula"),
+    Column("sent", "", "wire_bytes", method="formula"),
     Column("counted", "", "wire_bytes", method="interface"),
     Column("relative_error", "", "relative_error"),
     Column("state", "State"),
 )
-_PER_TOKEN = Column("latency", "Time per token, ms [95 %]")
-DECODE_COLUMNS = titles((*_START, _PER_TOKEN, *_KINDS, *_END))
-_PREFILL = (
-    Column("phase", "Phase"),
-    Column("latency", "Time, ms [95 %]"),
-    _PEAK,
-    Column("memory_predicted", "Planned memory, MiB"),
-)
-PREFILL_COLUMNS = titles((*_START, *_PREFILL, *_END))
+RANK_COLUMNS = titles(_COLUMNS)
 COMPONENT_COLUMNS = {
     "shape": "Ranks, dtype",
     "seq_len": "Seq len",
@@ -63,36 +52,22 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
     latency = Column("latency", "", "latency", "call")
-    table = add_metric_columns(table, own, [latency, *_KINDS, _PEAK, *_END])
+    table = add_metric_columns(table, own, [latency, *_COLUMNS])
     table = with_speed_ups(table, rows, table["phase"])
     over_one_rank = rows[rows["scope"].str.endswith(OVER + BASELINE)]
     table = with_state(with_speed_ups(table, over_one_rank, table["phase"], "gain"))
     for end in ("_low", "", "_high"):
         table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
+    table["call"] = table["phase"] + ", " + table["algorithm"].str.replace("_", " ")
     shape = ["dtype", "seq_len", "world_size"]
     return _add_ranks(table).sort_values(shape, kind="stable", ignore_index=True)
 
 
-def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `rank_table` about decoding."""
-    return _lines_of(rows, "decode")
-
-
-def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `rank_table` about whole sequences."""
-    return _lines_of(rows, "forward", "training")
-
-
-def _lines_of(rows: pd.DataFrame, *phases: str) -> pd.DataFrame:
-    table = rank_table(rows)
-    return table[table["phase"].isin(phases)] if len(table) else table
-
-
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the number of ranks that compute, and this number with the dtype, as text."""
-    size, nodes = table["world_size"].astype(int), table["nodes"]
-    on_nodes = nodes.map(" on {:.0f} nodes".format).where(nodes > 1, "")
-    ranks = (size.astype(str) + on_nodes).mask(table["algorithm"] == BASELINE, "1")
+    """Add the number of ranks that compute, and this number with the dtype as text."""
+    size = table["world_size"].astype(int).mask(table["algorithm"] == BASELINE, 1)
+    on_nodes = table["nodes"].map(" on {:.0f} nodes".format)
+    ranks = size.astype(str) + on_nodes.where((table["nodes"] > 1) & (size > 1), "")
     return table.assign(world_size=size, ranks=ranks, shape=ranks + ", " + table["dtype"])
 
 

@@ -5,13 +5,10 @@ import pandas as pd
 from nanolib.experiments.distributed.tables import (
     BASELINE,
     COMPONENT_COLUMNS,
-    DECODE_COLUMNS,
     KINDS,
-    PREFILL_COLUMNS,
+    RANK_COLUMNS,
     component_table,
-    decode_table,
     drop_oversubscribed,
-    prefill_table,
     rank_table,
 )
 from nanolib.measurement import Provenance
@@ -26,12 +23,12 @@ from nanolib.report.theme import Drawing, empty_chart
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
     """Draw the measured and the predicted time per token by number of ranks."""
     title = "Time per token by number of ranks"
-    table = drop_missing(decode_table(rows), "latency")
+    table = drop_missing(rank_table(rows), "latency")
+    if len(table):
+        table = table[table["phase"] == "decode"]
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    # One rank computes the baseline in every launch. The last launch has the most ranks.
-    is_base = table["algorithm"] == BASELINE
-    table = table.assign(world_size=table["world_size"].mask(is_base, 1))
+    # One rank computes the baseline in every launch.
     shape = ["run_id", "dtype", "seq_len", "algorithm", "world_size"]
     table = table.drop_duplicates(shape, keep="last")
     modelled = pick(rows_with_factor(rows, "distributed", "phase"), "latency")
@@ -104,7 +101,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
     most = table["world_size"] == table["world_size"].max()
-    table = table[most | (table["ranks"] == "1")]
+    table = table[most | (table["world_size"] == 1)]
     data = {
         "series": table["algorithm"] + ", " + table["shape"],
         "x": table["seq_len"].astype(int),
@@ -177,9 +174,8 @@ SECTION = Section(
         "sharded_memory": sharded_memory,
     },
     {
-        "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
+        "Time and memory": CaseTable(rank_table, RANK_COLUMNS),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
-        "Whole sequences": CaseTable(prefill_table, PREFILL_COLUMNS),
     },
     verdict,
 )

@@ -10,7 +10,7 @@ from nanolib.experiments.fp8.tables import (
 )
 from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
     join_words,
@@ -20,7 +20,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, drop_short, gains, times
+from nanolib.report.tables import ONE, drop_missing, drop_short, gains, times
 from nanolib.report.theme import Drawing, empty_chart
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
@@ -113,15 +113,12 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     """Return a finding about the models at which FP8 gains most, in the order of `_SPEEDS`."""
-    pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
-    orders = [order for _, order, _ in pairs]
+    orders = [Estimate.of(row, "speed_up").compare_to(ONE) for _, row in group.iterrows()]
     main = next(order for order in _SPEEDS if order in orders)
     chosen = group[[order is main for order in orders]].sort_values("parameters", kind="stable")
     best = chosen.loc[chosen["speed_up"].idxmax()]
     evidence = f"up to {times(best, 'speed_up')} as fast, for {best['name']} in {best['precision']}"
     next_step = ""
-    if main is Order.NO_DIFFERENCE:
-        evidence += f" {OVERLAP}"
     if main is Order.ABOVE and pd.notna(best["bound"]):
         bound = f"the upper bound of {best['bound']:.2f}× by Amdahl's law"
         if best["speed_up_low"] > best["bound"]:
@@ -129,12 +126,13 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
             next_step = "compare the shares of the peak rate in the table"
         else:
             evidence += f", within {bound}"
+    lines = (gains(row, f"{row['name']} {row['precision']}") for _, row in chosen.iterrows())
     return Finding(
         f"{_SPEEDS[main]} for {join_words(chosen['name'])}",
         evidence,
         next_step,
         about=mode.replace("_", " ").capitalize(),
-        compared=tuple(pair for pair in pairs if pair[1] is main),
+        compared=tuple(pair for line in lines for pair in line),
     )
 
 
