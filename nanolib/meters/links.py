@@ -28,10 +28,9 @@ def time_collectives(
     """Measure the time of collectives of several sizes on this rank, in interleaved blocks.
 
     Returns:
-        A mapping per collective and size. `scope` names both. `collective` is the name, and
-        `payload` is the number of bytes per rank. `messages` is the number of consecutive messages,
-        and `sent` is the number of bytes that each rank sends. `blocks` contains the time of one
-        call in each block, ms.
+        A mapping per collective and size. `collective` is the name, and `payload` is the number of
+        bytes per rank. `messages` is the number of consecutive messages, and `sent` is the number
+        of bytes that each rank sends. `blocks` contains the time of one call in each block, ms.
     """
     world = dist.get_world_size()
     rows, calls = {}, {}
@@ -49,15 +48,9 @@ def time_collectives(
             ("all_gather", gather, world - 1, (world - 1) * payload),
             ("all_to_all", to_all, world - 1, part * payload),
         ):
-            key = f"{name} of {payload} B"
+            key = f"{name} {payload}"
             calls[key] = call
-            rows[key] = {
-                "scope": key,
-                "collective": name,
-                "payload": payload,
-                "messages": messages,
-                "sent": sent,
-            }
+            rows[key] = {"collective": name, "payload": payload, "messages": messages, "sent": sent}
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed).ms
     return [row | {"blocks": blocks[key]} for key, row in rows.items()]
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.charts import roofline_words
+from nanolib.report.claims import compare_speed, drop_short, find_fastest
 from nanolib.report.finding import Estimate, Finding, Order, Pairs, comparing
 from nanolib.report.overview import explain_missing, join_words, table_of
 from nanolib.report.tables import (
@@ -16,10 +17,7 @@ from nanolib.report.tables import (
     Column,
     add_metric_columns,
     case_rows,
-    compare_speed,
     drop_missing,
-    drop_short,
-    find_fastest,
     flagged,
     gains,
     times,

@@ -278,6 +278,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             found[name]["bytes"] = count_bytes(share.call, calls=2)
     times = time_across_ranks(calls, budget_s, **how)
     for link in links:
+        link["scope"] = f"{link['collective']} of {link['payload']} B"
         times.ms[link["scope"]] = link.pop("blocks")
     timed = {"blocks": times.ms, "busy": times.is_busy, "found": found, "links": links}
     return timed | {"parts": time_parts_across_ranks(parts, budget_s, device=device)}

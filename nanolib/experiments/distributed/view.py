@@ -12,11 +12,12 @@ from nanolib.experiments.distributed.tables import (
     rank_table,
 )
 from nanolib.measurement import Provenance
+from nanolib.report.claims import compare_speed, find_fastest
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import explain_missing, pick, rows_with_factor, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import compare_speed, drop_missing, find_fastest, gains, in_ms
+from nanolib.report.tables import drop_missing, gains, in_ms
 from nanolib.report.theme import Drawing, empty_chart
 
 

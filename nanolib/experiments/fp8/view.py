@@ -10,6 +10,7 @@ from nanolib.experiments.fp8.tables import (
 )
 from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
+from nanolib.report.claims import drop_short
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
@@ -20,7 +21,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import ONE, drop_missing, drop_short, gains, times
+from nanolib.report.tables import ONE, drop_missing, gains, times
 from nanolib.report.theme import Drawing, empty_chart
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
