@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from nanolib.experiments.distributed import case, tables
+from nanolib.experiments.distributed import case, view
 from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.launch import Launch, link_rows
 from nanolib.measurement import Flag
@@ -39,7 +39,7 @@ def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, m
     # two ranks over 32 keys
     own = rows[[factors["algorithm"] == "gather" for factors in rows["factors"]]]
     names = "comp_shard_kv comp_local_attention comp_num_den comm_gather comp_final_output"
-    scopes = {*tables.KINDS, *names.split()}
+    scopes = {*view.KINDS, *names.split()}
     assert set(own[own["metric"] == "component_time"]["scope"]) == scopes
     assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
     modelled = own[own["provenance"] == "modelled"]

@@ -6,8 +6,7 @@ import torch
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import small_decoder
 from nanolib.experiments.fp8.small_decoder import ParityCase, _error_rows, parity_verdict
-from nanolib.experiments.fp8.tables import parity_table, speed_table
-from nanolib.experiments.fp8.view import verdict
+from nanolib.experiments.fp8.view import parity_table, speed_table, verdict
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
 from tests.measuring import rows_of

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from nanolib.experiments.fp8.tables import speed_table
+from nanolib.experiments.fp8.view import speed_table
 from nanolib.measurement import Flag, Status
 from nanolib.report import overview, tables
 from tests.report.cases import fp8_case

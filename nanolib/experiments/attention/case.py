@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,14 +22,15 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 # 128 evenly spaced queries include a query of each row of tiles, if there are at most 127 rows.
 _ERROR_ROWS = 128
-# These factors describe the attention. All other factors of a case describe the shape.
-_KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
     """Case of one attention at one shape. Charts show the `name` of the case."""
+
+    # All other factors describe the shape.
+    VARIES: ClassVar = ("name", "attention_type", "options")
 
     name: str
     attention_type: str
@@ -84,17 +85,6 @@ class AttentionCase(Case):
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
         return attention.work(self.attention_type, n, n, heads=self.num_heads, **mask)
-
-    @property
-    def group(self) -> str:
-        """Shape as text. nanolib times all attentions with the same shape in turns."""
-        factors = self.factors.items()
-        return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
-
-    @property
-    def title(self) -> str:
-        """Name of the attention."""
-        return self.name
 
     @property
     def is_baseline(self) -> bool:

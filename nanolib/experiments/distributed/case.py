@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -53,6 +53,8 @@ class ShardedCase(RanksCase):
         threads: Number of threads of each rank on a CPU.
     """
 
+    VARIES: ClassVar = ("algorithm",)
+
     phase: str
     algorithm: str
     world_size: int
@@ -69,19 +71,9 @@ class ShardedCase(RanksCase):
         return f"{self.phase} {self.algorithm} {self.ranks} {shape}"
 
     @property
-    def group(self) -> str:
-        """Shape as text. The algorithms with the same shape run on the same ranks."""
-        return " ".join(str(value) for name, value in self.factors.items() if name != "algorithm")
-
-    @property
     def inputs_id(self) -> str:
         """Positions of the keys on each rank. Algorithms with equal positions share tensors."""
         return str(self.layout.pieces)
-
-    @property
-    def title(self) -> str:
-        """Name of the algorithm."""
-        return self.algorithm
 
     @property
     def is_baseline(self) -> bool:
@@ -217,10 +209,7 @@ def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
 class MemoryCase(ShardedCase):
     """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
 
-    @property
-    def group(self) -> str:
-        """Nothing is timed, so the case has no group."""
-        return ""
+    VARIES: ClassVar = ()  # Nothing is timed, so the case has no group.
 
     def plan(self) -> Plan:
         """Return no peak, because the case allocates no memory."""

@@ -58,17 +58,6 @@ class ParityCase(Case):
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of the decoder, which reads bytes."""
-        return NanoConfig(
-            vocab_size=text.VOCAB_SIZE,
-            d_model=self.d_model,
-            num_layers=self.num_layers,
-            num_heads=max(1, self.d_model // 32),
-            context_length=self.seq_len,
-        )
-
-    @property
     def on_cpu(self) -> bool:
         """Return whether the CPU trains the model."""
         return torch.device(self.device).type == "cpu"
@@ -176,7 +165,15 @@ def _autocast(case: ParityCase) -> torch.dtype | None:
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
-    model = create_model(case.config, case.device, seed=seed)
+    """Build the decoder of a case, which reads bytes."""
+    config = NanoConfig(
+        vocab_size=text.VOCAB_SIZE,
+        d_model=case.d_model,
+        num_layers=case.num_layers,
+        num_heads=max(1, case.d_model // 32),
+        context_length=case.seq_len,
+    )
+    model = create_model(config, case.device, seed=seed)
     if case.recipe == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():

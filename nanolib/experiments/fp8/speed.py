@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -27,6 +27,8 @@ MODES = ("forward", "training_step")
 class SpeedCase(ModelWorkCase):
     """Case of one model in one precision. The plan excludes the memory of casts."""
 
+    VARIES: ClassVar = ("precision",)
+
     name: str
     preset: str
     overrides: dict[str, Any]
@@ -36,11 +38,6 @@ class SpeedCase(ModelWorkCase):
     seq_len: int
     batch_size: int
     keep: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        """Return the precision as the name of the case within its group."""
-        return self.precision
 
     @property
     def is_baseline(self) -> bool:
@@ -85,11 +82,6 @@ class SpeedCase(ModelWorkCase):
                 "amdahl_bound": round(row.details["amdahl_bound"], 4),
             }
         return found
-
-    @property
-    def group(self) -> str:
-        """Return the name of the group, which contains all precisions of a model and mode."""
-        return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
