@@ -105,13 +105,6 @@ def test_the_error_of_a_product_is_that_of_its_own_casts():
     assert errors["rowwise_with_gw_hp"]["a weight_gradient"] == 200  # float32
 
 
-def test_the_operands_come_from_a_training_without_autocast_on_a_cpu(monkeypatch):
-    used = []
-    monkeypatch.setattr(small_decoder, "train", lambda *_, autocast, **__: used.append(autocast))
-    small_decoder._operands.__wrapped__(_parity("bf16"), "")
-    assert used == [None, None]
-
-
 def test_a_last_bit_of_the_weights_changes_the_loss_little():
     recipes = ("bf16", "bf16_again")
     loss, again = (small_decoder._last_loss(_parity(name, 40), 3, "") for name in recipes)

@@ -6,7 +6,6 @@ import math
 import pandas as pd
 import pytest
 
-from nanolib.experiments.attention import cases as attention
 from nanolib.measurement import Status
 from nanolib.report.overview import explain_missing, why_empty
 from tests.report.cases import SHAPE, attention_case
@@ -77,10 +76,3 @@ def test_shapes_have_series_of_their_own_and_a_single_length_is_said(measured, l
         one = len(lengths) == 1
         assert ("Sequence length (tokens): 64." in title["subtitle"]) == one
         assert ("Dashed: " in str(title)) != one and ("Tick: " in str(title)) == one
-
-
-def test_the_options_that_are_given_are_part_of_a_name():
-    options = {"pattern": "window", "window": 32, "seed": 0, "block_size": 16}
-    assert attention.kind_name("sparse", options) == "window 32 seed=0 block_size=16"
-    options = {"pattern": "random", "sparsity": 0.9, "block_size": 16}
-    assert attention.kind_name("flex", options) == "flex random s=0.9 block_size=16"

@@ -66,8 +66,9 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `speed_up` is the smallest speed-up over the dense kernels that were timed in the same rounds.
     `speed_up_paid` is the speed-up of a forward pass whose time includes building the mask and
-    compiling. `bound` is the largest speed-up that the skipped tiles allow. `mask_is_dense` is true
-    if the mask of sparse attention removes no pairs.
+    compiling. `bound` is the largest speed-up that the skipped tiles allow. `is_sparse` is true for
+    a mask that removes pairs, and `mask_is_dense` for the mask of sparse attention that removes
+    none.
     """
     table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]], "name"), rows, _COLUMNS)
     table = flagged(with_speed_ups(table, rows, "forward"), rows)
@@ -76,6 +77,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
     table = table.assign(
         is_dense=is_dense,
+        is_sparse=~is_dense & (table["sparsity"] > 0),
         mask_is_dense=[Flag.MASK_IS_DENSE in flags for flags in table["flags"]],
         shape=table["batch_size"].astype(int).astype(str) + ", " + table["dtype"],
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
@@ -146,7 +148,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Compare the best sparse attention at each sequence length with all dense kernels."""
-    lines = drop_missing(group[_has_mask(group)], "speed_up")
+    lines = drop_missing(group[group["is_sparse"]], "speed_up")
     if lines.empty:
         return
     lines = lines.assign(order=[_find_order(line) for _, line in lines.iterrows()])
@@ -184,16 +186,12 @@ def _format_gain(line: pd.Series) -> str:
 
 def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Compare attentions without a mask that nanolib knows with dense attention."""
-    is_other = ~(group["is_dense"] | group["mask_is_dense"] | _has_mask(group))
+    is_other = ~(group["is_dense"] | group["mask_is_dense"] | group["is_sparse"])
     lines = drop_missing(group[is_other], "speed_up").sort_values("seq_len", kind="stable")
     for _, line in lines.drop_duplicates("name", keep="last").iterrows():
         dense = line["speed_up_baseline"]
         found = compare_speed(line, line["name"], f"{dense} {_format_lengths([line['seq_len']])}")
         yield Finding(*found, about=about, compared=_list_speed_ups(line, {dense}))
-
-
-def _has_mask(lines: pd.DataFrame) -> pd.Series:
-    return ~lines["is_dense"] & (lines["sparsity"] > 0)
 
 
 def _format_lengths(lengths: Iterable[float]) -> str:
