@@ -102,7 +102,7 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
 
-    found = {"ring": {"error": 1e-7, "bytes": 440.0}}
+    found = {"ring": {"peak": 2**21, "method": "counted", "error": 1e-7, "bytes": 440.0}}
 
     def launch(*times):
         answers = [{"parts": {"ring": of}, "found": found} for of in times]
@@ -110,7 +110,8 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
 
     slowest = launch([fast] * 9, [slow] * 9)
     sent = Traffic(3, 3, (100.0, 300.0))
-    error, steps, formula, counted = slowest.counts("ring", "forward", sent)
+    peak, error, steps, formula, counted = slowest.counts("ring", "forward", sent)
+    assert (peak.estimate, peak.method) == (2, "counted, largest rank")
     assert (steps.metric, steps.estimate) == ("communication_steps", 3)
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
+from nanolib.measurement import Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
 from nanolib.models import attention
@@ -54,10 +54,8 @@ class AttentionCase(Case):
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
-        size = self._parsed.block_size
-        return flex.computes_sparse(
-            self.device, self._torch_dtype, self.head_dim, self.seq_len, size
-        )
+        dtype, size = getattr(torch, self.dtype), self._parsed.block_size
+        return flex.computes_sparse(self.device, dtype, self.head_dim, self.seq_len, size)
 
     @property
     def runs_code(self) -> bool:
@@ -69,13 +67,9 @@ class AttentionCase(Case):
         return attention.parse_options(self.attention_type, self.options)
 
     @property
-    def _torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @property
     def moved(self) -> int:
         """Size of q, k, v and the output together, in bytes."""
-        row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
+        row = self.batch_size * self.seq_len * self.head_dim * getattr(torch, self.dtype).itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
@@ -100,7 +94,7 @@ class AttentionCase(Case):
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         shapes = [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
         drawn = (torch.randn(shape, generator=generator) for shape in shapes)
-        return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
+        return tuple(x.to(self.device, getattr(torch, self.dtype)) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""
@@ -186,7 +180,10 @@ class AttentionCase(Case):
         first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            yield from self._sparsity_rows(work)
+            flags = (Flag.MASK_IS_DENSE,) if self.masked and not work.sparsity else ()
+            how = {"method": "mask", "predicted": self.options.get("sparsity"), "flags": flags}
+            yield exact("sparsity", work.sparsity, **how)
+            yield exact("block_sparsity", work.block_sparsity, method="mask")
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
             trace(workload, self, params)
@@ -228,18 +225,6 @@ class AttentionCase(Case):
         built = measure(build, scope="mask", **few)
         kept = self._parsed.pattern not in CHOOSERS
         return replace(built, details=built.details | {"kept": kept})
-
-    def _sparsity_rows(self, work: attention.Work) -> Measurements:
-        """Yield the sparsity and the block sparsity."""
-        dense_mask = self.masked and not work.sparsity
-        yield exact(
-            "sparsity",
-            work.sparsity,
-            method="mask",
-            predicted=self.options.get("sparsity"),
-            flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
-        )
-        yield exact("block_sparsity", work.block_sparsity, method="mask")
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""

@@ -171,12 +171,8 @@ class ShardedCase(RanksCase):
         name, traffic = self.algorithm, self.traffic(self.world_size)
         yield launch.latency(name, self.phase)
         yield from launch.speed_ups(name, others, self.phase)
-        found = [answer["found"][name] for answer in launch.answers]
-        peak, method = max(one["peak"] for one in found), f"{found[0]['method']}, largest rank"
-        predicted = self.predict().get("peak_memory")
-        how = {"scope": self.phase, "method": method, "predicted": predicted}
-        yield exact("peak_memory", peak / MIB, **how)
-        yield from launch.counts(name, self.phase, traffic)
+        planned_mib = self.predict().get("peak_memory")
+        yield from launch.counts(name, self.phase, traffic, planned_mib)
         if not (link and traffic):
             yield from launch.parts(name)
             return

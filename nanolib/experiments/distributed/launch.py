@@ -17,6 +17,7 @@ from nanolib.meters.time.ranks import KINDS
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
+from nanolib.numbers import MIB
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
@@ -63,15 +64,23 @@ class Launch:
             if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
 
-    def counts(self, name: str, scope: str, traffic: Traffic | None) -> Measurements:
-        """Yield the largest error of all ranks, and the communication of one call.
+    def counts(
+        self, name: str, scope: str, traffic: Traffic | None, planned_mib: float | None = None
+    ) -> Measurements:
+        """Yield the largest peak and error of all ranks, and the communication of one call.
 
         Args:
             name: Name of the algorithm.
             scope: Scope of the rows.
             traffic: Communication of one call by formula, or None if there is no formula.
+            planned_mib: Planned peak memory of a rank, MiB.
         """
         found = [answer["found"][name] for answer in self.answers]
+        peak, method = (
+            max(one["peak"] for one in found) / MIB,
+            f"{found[0]['method']}, largest rank",
+        )
+        yield exact("peak_memory", peak, scope=scope, method=method, predicted=planned_mib)
         if "error" in found[0]:
             error = max(one["error"] for one in found)
             yield Measurement("relative_error", error, n=len(found), method="float64", scope=scope)

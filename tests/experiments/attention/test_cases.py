@@ -68,7 +68,7 @@ def test_a_function_that_returns_something_else_is_refused():
         ),
         ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, "document 5+9"),
         ({"kind": "own", "call": CALL}, f"own ({CALL})"),
-        ({"kind": "flex", "sparsity": 0.9, "seed": 0}, "flex window s=0.9 seed=0"),
+        ({"kind": "flex", "sparsity": 0.9, "seed": 0}, "flex local_global s=0.9 seed=0"),
     ],
 )
 def test_a_kind_has_a_name_of_its_own(kind, name):
