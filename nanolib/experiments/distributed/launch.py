@@ -14,7 +14,6 @@ import pandas as pd
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.ranks import KINDS
-from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
 from nanolib.numbers import MIB
@@ -110,21 +109,10 @@ class Launch:
         for prefix, kind in KINDS.items():
             parts[kind] = parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
         for scope, ms in parts.items():
-            longest = ms.groupby(level=1).max().to_numpy()  # The levels are ranks and runs.
-            low, estimate, high, confidence = interval_of(longest)
-            yield Measurement(
-                "component_time",
-                estimate,
-                low,
-                high,
-                confidence,
-                len(longest),
-                tuple(longest.tolist()),
-                predicted_ms if scope == "communication" else None,
-                method=_SLOWEST,
-                scope=scope,
-                flags=self.flags,
-            )
+            longest = ms.groupby(level=1).max()  # The levels are ranks and runs.
+            row = summarize(longest.to_numpy(), scope=scope, method=_SLOWEST)
+            predicted = predicted_ms if scope == "communication" else None
+            yield replace(row, metric="component_time", predicted=predicted, flags=self.flags)
 
 
 def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
