@@ -13,7 +13,7 @@ import ipywidgets as widgets
 import pandas as pd
 
 from nanolib.experiments import ALL, sections
-from nanolib.measurement import BadInput, Status
+from nanolib.measurement import BadInput, Status, cause
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import this_machine
@@ -108,8 +108,8 @@ class Explore:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
             self.command.text = ""
         self.predict.disabled = not self.command.text
-        is_measuring = not self.cancel.disabled
-        self.measure.disabled = is_measuring or self.predict.disabled
+        # While a measurement runs, only Cancel is enabled.
+        self.measure.disabled = self.predict.disabled or not self.cancel.disabled
 
     def _predict(self, _: Any) -> None:
         try:
@@ -119,9 +119,8 @@ class Explore:
         except BadInput as error:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
             return
-        title = "Predicted"
-        if not ceilings:
-            title += " (times need measured peak rates: keep a measurement, or run nano doctor)"
+        lacking = "times need measured peak rates: keep a measurement, or run nano doctor"
+        title = "Predicted" if ceilings else f"Predicted ({lacking})"
         self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
     def _start(self, _: Any) -> None:
@@ -140,10 +139,13 @@ class Explore:
     def _run(self, params: shared.Params) -> None:
         worker = threading.Thread(target=self._measure, args=(params,), daemon=True)
         worker.start()
-        self._show_power(worker)
-        self.cancel.disabled = True
-        self._show()
-        self._update()
+        try:
+            self._show_power(worker)
+        finally:
+            worker.join()
+            self.cancel.disabled = True
+            self._show()
+            self._update()
 
     def _measure(self, params: shared.Params) -> None:
         how = {"progress": False, "stop": self._stop, "on_progress": self._progress}
@@ -156,7 +158,7 @@ class Explore:
         except Canceled:
             self.status.value = "Canceled."
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
-            self.status.value = escape(str(error) or type(error).__name__)
+            self.status.value = escape(cause(error))
 
     def _show_power(self, worker: threading.Thread) -> None:
         """Show the power once a second until a thread ends, or why no sensor measures the power."""
@@ -164,11 +166,12 @@ class Explore:
         why = "; ".join(f"{kind}: {reason}" for kind, reason in found.missing.items())
         meter = EnergyMeter(found.sources)
         meter.read()
+        worker.join(1.0)
         while worker.is_alive():
-            worker.join(1.0)
             meter.read()
             lines = [*map(_last_power, meter.tracks)] or [f"Power not measured. {why}"]
             self.power.value = escape(", ".join(lines))
+            worker.join(1.0)
         self.power.value = ""
 
     def _progress(self, done: int, total: int, case: str) -> None:

@@ -165,4 +165,4 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
     monkeypatch.setattr(sweep, "measure", lambda *_, **__: 1 / 0)
     panel.measure.click()
     until(lambda: not panel.measure.disabled)
-    assert panel.status.value == "division by zero" and panel.keep.disabled
+    assert panel.status.value == "ZeroDivisionError: division by zero" and panel.keep.disabled

@@ -75,10 +75,8 @@ class Launch:
             planned_mib: Planned peak memory of a rank, MiB.
         """
         found = [answer["found"][name] for answer in self.answers]
-        peak, method = (
-            max(one["peak"] for one in found) / MIB,
-            f"{found[0]['method']}, largest rank",
-        )
+        peak = max(one["peak"] for one in found) / MIB
+        method = f"{found[0]['method']}, largest rank"
         yield exact("peak_memory", peak, scope=scope, method=method, predicted=planned_mib)
         if "error" in found[0]:
             error = max(one["error"] for one in found)
