@@ -49,7 +49,6 @@ WITHOUT_DATABASE = {
     "run fp8 -p 'overrides={d_ff: 100}'": "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, not a multiple of 16",
     "run distributed -p trace=true": "distributed.trace: calls in the processes of ranks are not traced",
     "run distributed -p num_kv_heads=3": "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
-    "run distributed -p world_sizes=[3] -p prefill_algorithms=[ulysses]": "ulysses cannot split 8 query heads and 8 key heads",
     "run energy -p 'model_options={width: 3}'": "model_options: needs a model",
     "run energy -p model=hf:LlamaForCausalLM -p seq_lens=[9999]": "exceeds the max_position_embeddings 2048",
     "run attention -p 'attention_types=[{kind: own}]'": "attention_options.call: is missing; give a value",

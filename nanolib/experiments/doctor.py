@@ -10,7 +10,7 @@ import pydantic
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, one_line
+from nanolib.measurement import FLAG_TEXT, Unsupported, one_line
 from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
@@ -22,7 +22,6 @@ from nanolib.meters.machine import (
 )
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
-from nanolib.models.attention import flash_attn
 from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import params as shared
@@ -108,8 +107,6 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     with resident_peak() as peak:
         pass
     found["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
-    version = flash_attn.found_version()
-    found["flash-attn"] = f"version {version}" if version else f"no: {flash_attn.missing()}"
     return found
 
 
@@ -136,7 +133,6 @@ def _ceilings(params: Params) -> dict[str, str]:
             continue
         unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
         rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
-        doubts = [Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE]
-        notes = [FLAG_TEXT[flag] for flag in doubts if flag in row.flags]
-        found[row.scope] = "; ".join([f"{rate} {unit}", row.message, *notes])
+        notes = [FLAG_TEXT[flag] for flag in row.flags]
+        found[row.scope] = "; ".join(filter(None, [f"{rate} {unit}", row.message, *notes]))
     return found

@@ -1,7 +1,5 @@
 """Add controls to a live notebook, to set parameters and to predict, measure and keep results."""
 
-import functools
-import itertools
 import json
 import shlex
 import threading
@@ -11,16 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args, get_origin
 
+import ipywidgets as widgets
 import pandas as pd
 
 from nanolib.experiments import ALL, sections
-from nanolib.measurement import BadInput, Status
+from nanolib.measurement import BadInput, Status, cause
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
-from nanolib.report.display import Table
-from nanolib.report.overview import failures
+from nanolib.report.display import CommandLine, Table
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
@@ -50,18 +48,13 @@ class Explore:
     The arguments are those of `explore`.
 
     Attributes:
-        controls: Controls by the name of their parameter, for the notebook's own parameters and
-            `budget_s`.
+        controls: Controls by the name of their parameter, for the notebook's main parameters.
         widget: Widget that the notebook shows.
     """
 
     def __init__(
         self, experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None
     ) -> None:
-        import ipywidgets as widgets
-
-        from nanolib.report.display import CommandLine
-
         def button(text: str, icon: str, act: Callable[[Any], None], **rest: Any) -> Any:
             made = widgets.Button(description=text, icon=icon, **rest)
             made.on_click(act)
@@ -69,23 +62,19 @@ class Explore:
 
         self._experiment, self._params = experiment, params
         self._section = next(one for one in sections() if one.experiment == params.NAME)
-        self._folder = TemporaryDirectory(prefix="nanolib-explore-")
-        self._numbers = itertools.count()
-        self._stop, self._busy = threading.Event(), False
-        own = [name for name in type(params).MAIN if name not in shared.Params.model_fields]
-        self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
+        self._stop = threading.Event()
+        self.controls = {name: _control(params, name) for name in type(params).MAIN}
         for control in self.controls.values():
             control.observe(self._update, names="value")
-        self.predicted, self.measured, self.status = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.power = widgets.HTML()
+        texts = (widgets.HTML() for _ in range(4))
+        self.predicted, self.measured, self.status, self.power = texts
         self.predict = button("Predict", "calculator", self._predict)
         self.measure = button("Measure", "play", self._start, button_style="primary")
         self.cancel = button("Cancel", "stop", self._cancel, disabled=True)
-        wide = {"width": "160px"}
-        self.keep = button("Keep in database", "save", self._keep, disabled=True, layout=wide)
+        self.keep = button("Keep", "save", self._keep, disabled=True)
         self.command = CommandLine()
         drawing = empty_chart("Measured", "not measured yet; select Measure")
-        if rows is not None and len(rows):
+        if rows is not None:
             drawing = self._section.main_chart(rows)
         self.chart = renderer.live_chart(drawing)
         self._update()
@@ -119,7 +108,8 @@ class Explore:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
             self.command.text = ""
         self.predict.disabled = not self.command.text
-        self.measure.disabled = self._busy or self.predict.disabled
+        # While a measurement runs, only Cancel is enabled.
+        self.measure.disabled = self.predict.disabled or not self.cancel.disabled
 
     def _predict(self, _: Any) -> None:
         try:
@@ -129,68 +119,59 @@ class Explore:
         except BadInput as error:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
             return
-        if table.empty:
-            self.predicted.value = "<i>No formula predicts these cases.</i>"
-            return
-        title = "Predicted"
-        if not ceilings:
-            title += " (times need measured peak rates: keep a measurement, or run nano doctor)"
+        lacking = "times need measured peak rates: keep a measurement, or run nano doctor"
+        title = "Predicted" if ceilings else f"Predicted ({lacking})"
         self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
     def _start(self, _: Any) -> None:
         params = self.params()
-        self._path = Path(self._folder.name) / f"{next(self._numbers)}.sqlite"
-        self._busy = True
+        self._folder = TemporaryDirectory(prefix="nanolib-explore-")
+        self._path = Path(self._folder.name) / "results.sqlite"
         self._stop.clear()
-        self.measure.disabled, self.cancel.disabled = True, False
+        self.measure.disabled, self.keep.disabled, self.cancel.disabled = True, True, False
         self.status.value = "Starting …"
         threading.Thread(target=self._run, args=(params,), daemon=True).start()
 
     def _cancel(self, _: Any) -> None:
-        self.cancel.disabled, self.status.value = True, "Canceling …"
+        self.status.value = "Canceling …"
         self._stop.set()
 
     def _run(self, params: shared.Params) -> None:
-        ended = threading.Event()
-        threading.Thread(target=self._show_power, args=(ended,), daemon=True).start()
+        worker = threading.Thread(target=self._measure, args=(params,), daemon=True)
+        worker.start()
         try:
-            with Store(self._path) as store:
-                run = sweep.measure(
-                    self._experiment,
-                    params,
-                    store=store,
-                    progress=False,
-                    stop=self._stop,
-                    on_progress=self._progress,
-                )
-                run.finish()
-                failed = failures(run.measurements()).drop(columns="experiment")
-            lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
-            self.status.value = escape(f"{'. '.join(lines)}. Results are not stored yet.")
-            # Keep stores the last complete measurement, even if a later one fails or runs.
-            self._complete, self.keep.disabled = self._path, False
-        except Canceled:
-            self.status.value = "Canceled."
-        except Exception as error:  # A thread shows no traceback, so the status shows the error.
-            self.status.value = escape(str(error) or type(error).__name__)
+            self._show_power(worker)
         finally:
-            ended.set()
-            self._busy, self.cancel.disabled = False, True
+            worker.join()
+            self.cancel.disabled = True
             self._show()
             self._update()
 
-    def _show_power(self, ended: threading.Event) -> None:
-        """Show the power of this machine once a second, or why no sensor measures the power."""
+    def _measure(self, params: shared.Params) -> None:
+        how = {"progress": False, "stop": self._stop, "on_progress": self._progress}
+        try:
+            with Store(self._path) as store:
+                run = sweep.measure(self._experiment, params, store=store, **how)
+                run.finish()
+            self.status.value = "Measured. Results are not stored yet."
+            self.keep.disabled = False
+        except Canceled:
+            self.status.value = "Canceled."
+        except Exception as error:  # A thread shows no traceback, so the status shows the error.
+            self.status.value = escape(cause(error))
+
+    def _show_power(self, worker: threading.Thread) -> None:
+        """Show the power once a second until a thread ends, or why no sensor measures the power."""
         found = find_sources()
-        if not found.sources:
-            why = "; ".join(f"{kind}: {reason}" for kind, reason in found.missing.items())
-            self.power.value = escape(f"Power not measured. {why}")
-            return
+        why = "; ".join(f"{kind}: {reason}" for kind, reason in found.missing.items())
         meter = EnergyMeter(found.sources)
         meter.read()
-        while not ended.wait(1.0):
+        worker.join(1.0)
+        while worker.is_alive():
             meter.read()
-            self.power.value = escape(f"Power: {', '.join(map(_last_power, meter.tracks))}")
+            lines = [*map(_last_power, meter.tracks)] or [f"Power not measured. {why}"]
+            self.power.value = escape(", ".join(lines))
+            worker.join(1.0)
         self.power.value = ""
 
     def _progress(self, done: int, total: int, case: str) -> None:
@@ -206,13 +187,12 @@ class Explore:
             return
         self.chart.chart = self._section.main_chart(rows)
         table = next(iter(self._section.tables.values())).readable(rows)
-        if len(table):
-            self.measured.value = "<i>Measured</i>" + Table(table)._repr_html_()
+        self.measured.value = f"<i>Measured</i>{Table(table)._repr_html_()}"
 
     def _keep(self, _: Any) -> None:
         try:
             with Store() as store:
-                store.merge(self._complete)
+                store.merge(self._path)
         except BadInput as error:
             self.status.value = escape(error.lines[0])
             return
@@ -226,12 +206,13 @@ def _last_power(track: Track) -> str:
         power = f"{track.energy(window).estimate / window.seconds:.0f} W"
     except BadInput as error:
         power = f"not measured ({error.lines[0]})"
-    return f"{track.source.of} {power}"
+    return f"Power of {track.source.of}: {power}"
 
 
 def command_of(params: shared.Params) -> str:
     """Return the `nano run` command with the parameters that differ from the default suite."""
-    usual = _usual(params.NAME)
+    (job,) = plan(ALL, [DEFAULT_SUITE, params.NAME], {}, {})
+    usual = job.params.defining()
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
         if value != usual[name]:
@@ -240,21 +221,13 @@ def command_of(params: shared.Params) -> str:
     return shlex.join(words)
 
 
-@functools.cache
-def _usual(experiment: str) -> dict[str, Any]:
-    (job,) = plan(ALL, [DEFAULT_SUITE, experiment], {}, {})
-    return job.params.defining()
-
-
 def _control(params: shared.Params, name: str) -> Any:
     """Return a checkbox, a dropdown or a text field that sets a parameter."""
-    import ipywidgets as widgets
-
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
-    # Lists and mappings are long, so each gets a full row. ipywidgets ignores `grid_column`.
-    wide = {"grid_area": "auto / 1 / auto / -1"} if isinstance(value, list | dict) else {}
-    look = {"description": name, "style": {"description_width": "initial"}}
-    look["layout"] = {"width": "98%"} | wide
+    layout = {"width": "98%"}
+    if isinstance(value, list | dict):  # These are long. ipywidgets ignores `grid_column`.
+        layout["grid_area"] = "auto / 1 / auto / -1"
+    look = {"description": name, "style": {"description_width": "initial"}, "layout": layout}
     if isinstance(value, bool):
         return widgets.Checkbox(value=value, indent=False, **look)
     if get_origin(kind) is Literal:

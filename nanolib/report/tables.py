@@ -8,7 +8,7 @@ import pandas as pd
 
 from nanolib.measurement import OVER, Flag
 from nanolib.numbers import format_with_interval
-from nanolib.report.finding import Estimate, Order, Pairs, comparing
+from nanolib.report.finding import Estimate, Pairs, comparing
 from nanolib.report.overview import drop_missing, pick
 
 
@@ -188,13 +188,6 @@ def with_speed_ups(
         for ending, field in fields.items()
     }
     return table.assign(**columns, **{f"{name}_over": over})
-
-
-def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
-    """Return the baselines among `others` over which the line is not clearly faster."""
-    speed_ups = line["speed_up_over"]
-    unclear = {one.name for one in speed_ups if one.compare_to(ONE) is not Order.ABOVE}
-    return [other for other in others if other in unclear]
 
 
 def gains(

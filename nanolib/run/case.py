@@ -56,10 +56,12 @@ class Case:
 
     Attributes:
         supports_ab: Whether `nano ab` can time the case in turns in two versions of the code.
+        VARIES: Factors in which the cases of a group differ, the name of the case first.
         device: Device on which the case runs.
     """
 
     supports_ab: ClassVar[bool] = True
+    VARIES: ClassVar[tuple[str, ...]] = ()
 
     device: str
 
@@ -101,8 +103,12 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The name of the group whose cases nanolib times in turns, or an empty string."""
-        return ""
+        """The name of the group whose cases nanolib times in turns, or an empty string.
+
+        The name contains all factors that do not differ within the group.
+        """
+        shared = (str(value) for name, value in self.factors.items() if name not in self.VARIES)
+        return " ".join(shared) if self.VARIES else ""
 
     @property
     def inputs_id(self) -> str:
@@ -112,7 +118,7 @@ class Case:
     @property
     def title(self) -> str:
         """The name of this case as the baseline in speed-up rows of other cases."""
-        return str(self)
+        return str(getattr(self, self.VARIES[0])) if self.VARIES else str(self)
 
     @property
     def is_baseline(self) -> bool:

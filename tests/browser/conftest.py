@@ -77,7 +77,7 @@ def _take_less_time(folder):
     shorter = {
         r"(budget_s: float =) [\d.]+": r"\1 0.03",
         r"(seq_lens: list =) \[256, 1024, 2048\]": r"\1 [64, 128]",
-        r"(quality_(?:finetune_)?steps\W+) \d+": r"\1 5",
+        r"(quality_steps\W+) \d+": r"\1 5",
     }
     for notebook in (folder / "notebooks").glob("*.ipynb"):
         text = notebook.read_text(encoding="utf-8")

@@ -70,7 +70,7 @@ def test_a_notebook_shows_its_charts_untrusted_and_explore_predicts_measures_kee
     page.wait_for_selector("text=Results are not stored yet.")
     page.locator(".widget-html-content", has_text="Measured").locator("tr").nth(1).wait_for()
     page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks")
-    page.locator("button:has-text('Keep in database')").click()
+    page.locator("button:has-text('Keep')").click()
     page.wait_for_selector("text=Results are in results.sqlite.")
     page.locator("button:has-text('Measure')").click()
     page.locator("button:has-text('Cancel'):not([disabled])").click()

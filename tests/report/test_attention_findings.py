@@ -81,34 +81,19 @@ def test_the_best_case_of_each_pass_is_compared_with_the_roofline(say):
 
 
 @pytest.mark.parametrize(
-    ("tuned", "said"),
+    ("ends", "said"),
     [
-        (
-            (0.01, 0.3, 0.5),
-            "increases the loss: +0.600 [+0.500 … +0.800] and +0.300 [+0.010 … +0.500] nats/byte",
-        ),
-        ((-0.5, -0.3, 0.0), "makes no clear difference to the loss: "),
+        ((0.5, 0.6, 0.8), "increases the loss: 0.600 [0.500 … 0.800]"),
+        ((-0.5, -0.3, 0.0), "makes no clear difference to the loss: -0.300 [-0.500 … 0]"),
     ],
 )
-def test_what_a_pattern_costs_is_compared_with_zero_unless_its_mask_removes_nothing(
-    say, tuned, said
-):
-    dense, costs = attention_case("dense", 9, 10, 11), {0.9: (0.5, 0.6, 0.8), 0.5: (0.1, 0.2, 0.4)}
-    cases = [
-        quality_case(target, {"replaced": ends, "fine_tuned": tuned})
-        for target, ends in costs.items()
-    ]
-    line = _line(say("attention", [*cases, dense]), "trained decoder")
-    before = " increases the loss, and after a fine-tune it "
-    if said.startswith("increases the loss"):
-        before, said = (
-            " increases the loss, before and after a fine-tune",
-            said[len("increases the loss") :],
-        )
-    assert before + said in line
-    assert line.endswith(" nats/byte with 5 seeds, and the dense loss is 2.00.")
-    line = _line(say("attention", [quality_case(0.0, {"replaced": tuned}), dense]), "loss")
-    assert line.startswith("The loss of window was not measured: the mask removes no pairs.")
+def test_what_the_sparsest_mask_of_a_pattern_costs_is_compared_with_zero(say, ends, said):
+    cases = [quality_case(0.9, {"replaced": ends}), quality_case(0.5, {"replaced": (0, 0.1, 1)})]
+    lines = say("attention", [*cases, attention_case("dense", 9, 10, 11)])
+    assert _line(lines, "trained decoder") == (
+        f"In a trained decoder, window (90% sparse) {said} nats/byte with 5 seeds, "
+        "and the dense loss is 2.00."
+    )
 
 
 def test_each_run_is_named_where_there_are_several(say):
@@ -119,21 +104,32 @@ def test_each_run_is_named_where_there_are_several(say):
     ]
 
 
-def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say, measured):
+def test_a_mask_that_removes_nothing_is_not_compared(say, measured):
     cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (64, 128, 256)]
     nothing = [attention_case("window", 4, 5, 6, sparsity=0.0, seq_len=n) for n in (128, 64)]
     lines = say("attention", cases + nothing)
-    assert "The mask of window removes no pairs at 64 and 128 tokens" in _line(lines, "The mask of")
-    assert not any("Sparse attention is faster" in line for line in lines)
-    drawn = str(CHARTS["attention_speed_up"](measured("attention", cases + nothing)).to_dict())
-    assert "no case has this result" in drawn
-    answer = f"{ABOUT}: Sparse attention was not measured: no mask removes a query-key pair."
+    answer = "Sparse attention was not compared with dense attention: no mask that removes pairs"
     assert lines[0].startswith(answer)
+    assert say("attention", [attention_case("window", 4, 5, 6)])[0].startswith(answer)
+    rows = measured("attention", cases + nothing)
+    drawn = str(CHARTS["attention_speed_up"](rows).to_dict())
+    assert "no case has this result" in drawn
+    states = attention_table(rows).set_index("name").loc["window", "state"]
+    assert set(states) == {"mask removes no pairs"}
     little = attention_case("window", 4, 5, 6, sparsity=0.001, seq_len=256)
     first = say("attention", [*cases, *nothing, little])[0]
     assert "Sparse attention is faster than every dense kernel at 256 tokens" in first
-    alone = say("attention", [attention_case("window", 4, 5, 6)])
-    assert "was not compared with dense attention: no dense kernel" in alone[0]
+
+
+def test_the_fastest_dense_kernel_is_that_of_the_longest_sequence(say):
+    cases = [attention_case("dense (flash)", 9, 10, 11, seq_len=n) for n in (64, 128)]
+    cases += [attention_case("dense (math)", 19, 20, 21, seq_len=n) for n in (64, 128)]
+    line = _line(say("attention", cases), "the fastest")
+    where = "at 128 tokens: 10.0 ms [9.00 … 11.0]."
+    assert line == f"{ABOUT}: dense (flash) is the fastest dense kernel {where}"
+    cases.append(attention_case("dense (efficient)", 9.5, 10.5, 11.5, seq_len=128))
+    line = _line(say("attention", cases), "dense (efficient)")
+    assert "No clear difference between dense (flash) and dense (efficient) at 128 tokens" in line
 
 
 def test_a_speed_up_is_bounded_by_the_tiles_that_dense_attention_computes(measured):

@@ -42,7 +42,6 @@ attention:
   quality_seq_len: 48
   quality_seeds: 2
   quality_steps: 3
-  quality_finetune_steps: 2
   quality_d_model: 32
   quality_layers: 1
 model:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
+from nanolib.measurement import Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
 from nanolib.models import attention
@@ -22,14 +22,15 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 # 128 evenly spaced queries include a query of each row of tiles, if there are at most 127 rows.
 _ERROR_ROWS = 128
-# These factors describe the attention. All other factors of a case describe the shape.
-_KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
     """Case of one attention at one shape. Charts show the `name` of the case."""
+
+    # All other factors describe the shape.
+    VARIES: ClassVar = ("name", "attention_type", "options")
 
     name: str
     attention_type: str
@@ -53,10 +54,8 @@ class AttentionCase(Case):
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
-        size = self._parsed.block_size
-        return flex.computes_sparse(
-            self.device, self._torch_dtype, self.head_dim, self.seq_len, size
-        )
+        dtype, size = getattr(torch, self.dtype), self._parsed.block_size
+        return flex.computes_sparse(self.device, dtype, self.head_dim, self.seq_len, size)
 
     @property
     def runs_code(self) -> bool:
@@ -68,13 +67,9 @@ class AttentionCase(Case):
         return attention.parse_options(self.attention_type, self.options)
 
     @property
-    def _torch_dtype(self) -> torch.dtype:
-        return getattr(torch, self.dtype)
-
-    @property
     def moved(self) -> int:
         """Size of q, k, v and the output together, in bytes."""
-        row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
+        row = self.batch_size * self.seq_len * self.head_dim * getattr(torch, self.dtype).itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
@@ -84,17 +79,6 @@ class AttentionCase(Case):
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
         return attention.work(self.attention_type, n, n, heads=self.num_heads, **mask)
-
-    @property
-    def group(self) -> str:
-        """Shape as text. nanolib times all attentions with the same shape in turns."""
-        factors = self.factors.items()
-        return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
-
-    @property
-    def title(self) -> str:
-        """Name of the attention."""
-        return self.name
 
     @property
     def is_baseline(self) -> bool:
@@ -107,11 +91,10 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        drawn = (
-            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
-            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        )
-        return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        shapes = [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
+        drawn = (torch.randn(shape, generator=generator) for shape in shapes)
+        return tuple(x.to(self.device, getattr(torch, self.dtype)) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""
@@ -197,7 +180,10 @@ class AttentionCase(Case):
         first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            yield from self._sparsity_rows(work)
+            flags = (Flag.MASK_IS_DENSE,) if self.masked and not work.sparsity else ()
+            how = {"method": "mask", "predicted": self.options.get("sparsity"), "flags": flags}
+            yield exact("sparsity", work.sparsity, **how)
+            yield exact("block_sparsity", work.block_sparsity, method="mask")
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
             trace(workload, self, params)
@@ -240,18 +226,6 @@ class AttentionCase(Case):
         kept = self._parsed.pattern not in CHOOSERS
         return replace(built, details=built.details | {"kept": kept})
 
-    def _sparsity_rows(self, work: attention.Work) -> Measurements:
-        """Yield the sparsity and the block sparsity."""
-        dense_mask = self.masked and not work.sparsity
-        yield exact(
-            "sparsity",
-            work.sparsity,
-            method="mask",
-            predicted=self.options.get("sparsity"),
-            flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
-        )
-        yield exact("block_sparsity", work.block_sparsity, method="mask")
-
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""
         for x in inputs:
@@ -269,7 +243,7 @@ class AttentionCase(Case):
         """Compare outputs of the first sequence with float64 attention under the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
-        mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()
+        mask = causal_mask(n, n)[rows] | (not self.causal)
         if block_mask is not None:
             heads = range(1 if block_mask.shared else self.num_heads)
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QualityCase
@@ -16,6 +16,11 @@ from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps
 from nanolib.run.peaks_case import ceiling_cases
+
+_Attention = Annotated[
+    dict[str, Any],
+    BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
+]
 
 
 class Params(shared.Params):
@@ -38,8 +43,6 @@ class Params(shared.Params):
         quality_seq_len: Sequence length of the trained decoder, tokens.
         quality_seeds: Number of decoders to train, each with a seed for its initial weights.
         quality_steps: Training steps before sparse attention replaces dense attention.
-        quality_finetune_steps: Training steps of the dense and the sparse decoder after the
-            replacement.
         quality_d_model: Width of the trained decoder.
         quality_layers: Number of layers of the trained decoder.
     """
@@ -63,7 +66,7 @@ class Params(shared.Params):
 
     seq_lens: Grid[Length] = Field([256, 1024, 2048])
     batch_sizes: Grid[Batch] = Field([1])
-    attention_types: Grid[dict[str, Any]] = Field(
+    attention_types: Grid[_Attention] = Field(
         [
             {"kind": "dense"},
             {"kind": "sparse", "pattern": "window", "window": 128},
@@ -83,16 +86,8 @@ class Params(shared.Params):
     quality_seq_len: int = Field(64, ge=16, le=65_536)
     quality_seeds: int = Field(2, ge=2, le=1000)
     quality_steps: Steps = 200
-    quality_finetune_steps: Steps = 50
     quality_d_model: int = Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
-
-    @field_validator("attention_types", mode="before")
-    @classmethod
-    def _spell_out(cls, values: Any) -> Any:
-        if not isinstance(values, list):
-            return values
-        return [{"kind": value} if isinstance(value, str) else value for value in values]
 
     @field_validator("attention_types", "quality_attentions")
     @classmethod
@@ -149,20 +144,10 @@ def cases(params: Params) -> list[Case]:
     for seq_len, batch_size, dtype, (kind, options) in shapes:
         named = (device, kind_name(kind, options), kind, options)
         found.append(AttentionCase(*named, seq_len, batch_size, dtype, *rest))
+    decoder = (params.quality_seq_len, params.quality_seeds, params.quality_steps)
+    decoder += (params.quality_d_model, params.quality_layers)
     for options in params.quality_attentions:
-        found.append(
-            QualityCase(
-                device,
-                kind_name("sparse", options),
-                options,
-                params.quality_seq_len,
-                params.quality_seeds,
-                params.quality_steps,
-                params.quality_finetune_steps,
-                params.quality_d_model,
-                params.quality_layers,
-            )
-        )
+        found.append(QualityCase(device, kind_name("sparse", options), options, *decoder))
     return found
 
 
@@ -174,12 +159,13 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     words = ["flex"] if attention_type == "flex" else []
     words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
     words.append(attention.parse_options(attention_type, options).pattern)
-    sizes, others = [], []
     for name, value in options.items():
-        if name in ("block_size", "seed"):
-            others.append(f"{name}={value}")
-        elif name not in ("pattern", "sparsity", "backend"):
-            sizes += value if isinstance(value, list) else [value]
-    if (sparsity := options.get("sparsity")) is not None:
-        sizes = [f"s={sparsity:g}"]
-    return " ".join([*words, *filter(None, ["+".join(map(str, sizes))]), *others])
+        if value is None or name in ("pattern", "backend"):
+            continue
+        if name == "sparsity":
+            words.append(f"s={value:g}")
+        elif name in ("block_size", "seed"):
+            words.append(f"{name}={value}")
+        else:
+            words.append("+".join(map(str, value if isinstance(value, list) else [value])))
+    return " ".join(words)

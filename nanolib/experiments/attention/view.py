@@ -18,7 +18,7 @@ from nanolib.report.charts import (
     scaling_chart,
     series_names,
 )
-from nanolib.report.overview import join_words, rows_with_factor, why_empty
+from nanolib.report.overview import rows_with_factor, why_empty
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
@@ -26,7 +26,6 @@ from nanolib.report.theme import Drawing, empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal", "device"]
 _TIMED = {"forward": "forward", "backward": "backward"}
-_PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-tune"}
 
 
 def attention_speed_up(rows: pd.DataFrame) -> Drawing:
@@ -38,22 +37,18 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     if table.empty:
         return empty_chart(title, why_empty(rows, "attention"))
     series, alike = series_names(table, _OTHERS, "")
-    dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
-    data = pd.DataFrame(
-        {
-            "series": series,
-            "x": table["seq_len"].astype(int),
-            "pred": table["bound"],
-            "sure": table["state"] == "ok",
-            "note": "over " + table["speed_up_baseline"],
-            **point_columns(table, "speed_up", "y"),
-        }
-    )
+    data = {
+        "series": series,
+        "x": table["seq_len"].astype(int),
+        "pred": table["bound"],
+        "sure": table["state"] == "ok",
+        "note": "over " + table["speed_up_baseline"],
+    }
     return plot(
-        data,
+        pd.DataFrame(data | point_columns(table, "speed_up", "y")),
         title + alike,
         subtitle=[
-            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any dense kernel.",
+            "Forward pass, timed in turns with dense kernels. Smallest speed-up over any of them.",
             "The time to build a reusable mask is excluded. Hollow: the state in the table is not ok.",
             "Dashed: upper bound from skipped tiles.",
         ],
@@ -70,31 +65,26 @@ attention_latency = scaling_chart(
 
 
 def attention_quality(rows: pd.DataFrame) -> Drawing:
-    """Draw the loss difference over the sparsity, before and after a fine-tune."""
+    """Draw the loss difference over the sparsity of the attention that replaces dense attention."""
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
         lacking = "the loss was not measured; set quality_attentions"
         cases = rows_with_factor(rows, "attention", "seeds")
         return empty_chart(title, why_empty(cases, "attention", lacking))
-    seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
-    subtitle = [f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."]
-    if steps < LEARNING_STEPS:
-        subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
-    shown = {
+    data = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],
         "note": table["name"],
         "sure": table["steps"] >= LEARNING_STEPS,
     }
-    panels = [
-        pd.DataFrame({"panel": panel, **shown, **point_columns(table, scope, "y")})
-        for scope, panel in _PANELS.items()
-    ]
     return plot(
-        pd.concat(panels),
+        pd.DataFrame(data | point_columns(table, "replaced", "y")),
         title,
-        subtitle=subtitle,
+        subtitle=[
+            f"Small decoders, {int(table['seeds'].max())} seeds.",
+            f"Differences paired by seed, with 95 % intervals. Hollow: {SMOKE_TEST}.",
+        ],
         unit="Loss minus dense loss (nats/byte)",
         xunit="Sparsity (%)",
         fmt="+.2~f",

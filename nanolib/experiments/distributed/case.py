@@ -5,21 +5,23 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.launch import Launch, LinkCost, link_rows, time_calls
+from nanolib.experiments.distributed.launch import Launch, link_rows
 from nanolib.experiments.distributed.share import Share, draw
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import peak_memory
+from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.ranks import lacking
+from nanolib.stats.scaling import LinkCost
 
 DECODE, FORWARD, TRAINING, MEMORY = "decode", "forward", "training", "memory"
 RING, ZIGZAG, ULYSSES, DENSE, MATH = "ring", "zigzag", "ulysses", "dense", "math"
@@ -51,6 +53,8 @@ class ShardedCase(RanksCase):
         threads: Number of threads of each rank on a CPU.
     """
 
+    VARIES: ClassVar = ("algorithm",)
+
     phase: str
     algorithm: str
     world_size: int
@@ -67,19 +71,9 @@ class ShardedCase(RanksCase):
         return f"{self.phase} {self.algorithm} {self.ranks} {shape}"
 
     @property
-    def group(self) -> str:
-        """Shape as text. The algorithms with the same shape run on the same ranks."""
-        return " ".join(str(value) for name, value in self.factors.items() if name != "algorithm")
-
-    @property
     def inputs_id(self) -> str:
         """Positions of the keys on each rank. Algorithms with equal positions share tensors."""
         return str(self.layout.pieces)
-
-    @property
-    def title(self) -> str:
-        """Name of the algorithm."""
-        return self.algorithm
 
     @property
     def is_baseline(self) -> bool:
@@ -115,17 +109,26 @@ class ShardedCase(RanksCase):
     def is_checked(self) -> bool:
         """Whether a rank has the memory to compare its output with a float64 reference."""
         queries = 1 if self.phase == DECODE else self.seq_len / self.world_size
-        scores = queries * self.num_heads
-        keys = self.num_kv_heads * self.head_dim
-        return max(scores, keys) * self.seq_len * self.batch_size <= _CHECKED_ELEMENTS
+        rows = self.batch_size * self.num_heads * self.seq_len
+        return rows * max(queries, self.head_dim) <= _CHECKED_ELEMENTS
+
+    def unsupported(self) -> str:
+        """Return why the ranks cannot run the algorithm, or an empty string."""
+        heads, kv_heads, ranks = self.num_heads, self.num_kv_heads, self.world_size
+        shares_heads = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+        if self.algorithm == ULYSSES and not shares_heads:
+            return (
+                f"ulysses cannot split {heads} query heads and {kv_heads} key heads over {ranks} "
+                "ranks; choose a divisor of both"
+            )
+        return lacking(self.device, 1 if self.phase == MEMORY else ranks)
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of the first rank. Other ranks are simulated."""
 
         def workloads() -> Iterator[Workload]:
             tensors = draw(self, self.layout, 0, 0, torch.device(self.device))
-            share = Share(self, 0, tensors)
-            yield Workload(self.phase, share.call, lambda: tensors)
+            yield Workload(self.phase, Share(self, 0, tensors).call, lambda: tensors)
 
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
@@ -168,23 +171,19 @@ class ShardedCase(RanksCase):
         name, traffic = self.algorithm, self.traffic(self.world_size)
         yield launch.latency(name, self.phase)
         yield from launch.speed_ups(name, others, self.phase)
-        peak = max(answer["peaks"][name] for answer in launch.answers) / MIB
-        method = f"{launch.answers[0]['peak method']}, largest rank"
-        predicted = self.predict().get("peak_memory")
-        yield exact("peak_memory", peak, scope=self.phase, method=method, predicted=predicted)
-        yield from launch.traffic(name, self.phase, traffic)
-        yield from launch.errors(name, self.phase)
-        sending_ms = _sending_ms(link, traffic) if link and traffic else None
-        parts = [*launch.parts(name, sending_ms)]
-        yield from parts
-        if sending_ms is not None:
-            compute = next(part for part in parts if part.scope == "compute")
-            for world in params.extrapolate_to_ranks:
-                if world > self.world_size:
-                    yield self._modelled(world, compute, link)
+        planned_mib = self.predict().get("peak_memory")
+        yield from launch.counts(name, self.phase, traffic, planned_mib)
+        if not (link and traffic):
+            yield from launch.parts(name)
+            return
+        parts = {part.scope: part for part in launch.parts(name, _sending_ms(link, traffic))}
+        yield from parts.values()
+        for world in (self.world_size, *params.extrapolate_to_ranks):
+            if world >= self.world_size:
+                yield self._modelled(world, parts["compute"], link)
 
     def _modelled(self, world: int, compute: Measurement, link: LinkCost) -> Measurement:
-        """Predict the latency on more ranks from evenly divided work and the fitted model."""
+        """Predict the latency on some ranks from evenly divided work and the fitted model."""
         sending_ms = _sending_ms(link, self.traffic(world))
         return Measurement(
             "latency",
@@ -206,14 +205,7 @@ def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
 class MemoryCase(ShardedCase):
     """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
 
-    @property
-    def group(self) -> str:
-        """Nothing is timed, so the case has no group."""
-        return ""
-
-    def unsupported(self) -> str:
-        """Return why this machine cannot plan the case."""
-        return lacking(self.device, 1)
+    VARIES: ClassVar = ()  # Nothing is timed, so the case has no group.
 
     def plan(self) -> Plan:
         """Return no peak, because the case allocates no memory."""
@@ -244,33 +236,34 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Time the algorithms on this rank, and return the times, peaks, errors and sent bytes."""
+    """Measure the algorithms on this rank, and return a result for `Launch`."""
     cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
-    me, several = dist.get_rank(), dist.get_world_size() > 1
-    is_decoding = cases[0].phase == DECODE
-    links = time_collectives(budget_s, device=device, seed=seed) if several and is_decoding else []
+    me, several, how = dist.get_rank(), dist.get_world_size() > 1, {"device": device, "seed": seed}
+    links = []
+    if several and cases[0].phase == DECODE:
+        links = time_collectives(budget_s, **how)
     whole = Sharding.contiguous(cases[0].seq_len, 1)
     drawn = {}  # Algorithms with equal layouts share the tensors of this rank.
-    calls, parts, peaks, errors, counted = {}, {}, {}, {}, {}
+    calls, parts, found = {}, {}, {}
     for case in cases:
         for layout in (case.layout, *([whole] if case.is_checked else [])):
             if layout not in drawn:
                 at = 0 if layout == whole else me
                 drawn[layout] = draw(case, layout, at, seed, device)
-        name, share = case.algorithm, Share(case, me, drawn[case.layout], drawn.get(whole))
+        name, share = case.algorithm, Share(case, me, drawn[case.layout], drawn.get(whole, ()))
         share.call()
         with peak_memory(device, *share.tensors) as peak:
             share.call()
-        calls[name], peaks[name] = share.call, peak.own
+        calls[name], found[name] = share.call, {"peak": peak.own, "method": peak.method}
         if case.phase != TRAINING:
             parts[name] = share.in_parts
         if case.is_checked:
-            errors[name] = share.error()
+            found[name]["error"] = share.error()
         if several and case.traffic(case.world_size):
-            counted[name] = count_bytes(share.call, calls=2)
-    answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
+            found[name]["bytes"] = count_bytes(share.call, calls=2)
+    times = time_across_ranks(calls, budget_s, **how)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
-        answer["blocks"][link["scope"]] = link.pop("blocks")
-    found = {"peaks": peaks, "peak method": peak.method, "errors": errors, "bytes": counted}
-    return answer | found | {"links": links}
+        times.ms[link["scope"]] = link.pop("blocks")
+    timed = {"blocks": times.ms, "busy": times.is_busy, "found": found, "links": links}
+    return timed | {"parts": time_parts_across_ranks(parts, budget_s, device=device)}

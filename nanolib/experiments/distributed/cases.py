@@ -26,8 +26,6 @@ from nanolib.run.case import Case
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length
 from nanolib.run.ranks import HANG_S, nodes_of
 
-MEMORY_ALGORITHMS = (MATH, DENSE, RING, ULYSSES)
-
 
 class Params(shared.Params):
     """Parameters of the distributed notebook.
@@ -97,25 +95,13 @@ class Params(shared.Params):
         return value
 
     @model_validator(mode="after")
-    def _check_shapes(self) -> Self:
+    def _heads_divide(self) -> Self:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads % kv_heads:
             raise ValueError(
                 f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
             )
-        is_ulysses = self.prefill_seq_lens and ULYSSES in self.prefill_algorithms
-        for world in self.world_sizes if is_ulysses else ():
-            if not _can_split(heads, kv_heads, world):
-                raise ValueError(
-                    f"world_sizes: ulysses cannot split {heads} query heads and {kv_heads} key "
-                    f"heads over {world} ranks; choose a divisor of both, or leave ulysses out"
-                )
         return self
-
-
-def _can_split(heads: int, kv_heads: int, ranks: int) -> bool:
-    """Return whether ulysses can give each rank the same number of heads."""
-    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def cases(params: Params) -> list[Case]:
@@ -123,23 +109,19 @@ def cases(params: Params) -> list[Case]:
     device = resolve_device(params.device)
     # A launch on several ranks also times one rank, so one rank has no launch of its own.
     several = [world for world in params.world_sizes if world > 1]
-    shape = {"device": device, "threads": params.threads}
-    for name in ("batch_size", "num_heads", "num_kv_heads", "head_dim"):
-        shape[name] = getattr(params, name)
+    heads = (params.batch_size, params.num_heads, params.num_kv_heads, params.head_dim)
     phases = [(DECODE, params.seq_lens, params.algorithms)]
     for phase in (FORWARD, TRAINING) if params.backward else (FORWARD,):
         phases.append((phase, params.prefill_seq_lens, params.prefill_algorithms))
     found = []
     for dtype, (phase, lengths, algorithms) in product(params.dtypes, phases):
-        for seq_len, world in product(lengths, several or [1]):
-            for algorithm in (DENSE, *algorithms) if several else (DENSE,):
-                own = {"phase": phase, "algorithm": algorithm, "dtype": dtype}
-                own |= {"seq_len": seq_len, "world_size": world, "nodes": nodes_of(world)}
-                found.append(ShardedCase(**shape | own))
-    for dtype, algorithm in product(params.dtypes, MEMORY_ALGORITHMS):
-        for world in [1] if algorithm in WHOLE else several:
-            if algorithm != ULYSSES or _can_split(params.num_heads, params.num_kv_heads, world):
-                own = {"phase": MEMORY, "algorithm": algorithm, "dtype": dtype}
-                own |= shape | {"world_size": world}
-                found += [MemoryCase(**own, seq_len=n) for n in params.memory_seq_lens]
+        names = (DENSE, *algorithms) if several else (DENSE,)
+        for seq_len, world, name in product(lengths, several or [1], names):
+            shape = (phase, name, world, seq_len, *heads, dtype, params.threads)
+            found.append(ShardedCase(device, *shape, nodes=nodes_of(world)))
+    for dtype, name in product(params.dtypes, (MATH, DENSE, RING, ULYSSES)):
+        worlds = [1] if name in WHOLE else several
+        for world, seq_len in product(worlds, params.memory_seq_lens):
+            shape = (MEMORY, name, world, seq_len, *heads, dtype, params.threads)
+            found.append(MemoryCase(device, *shape))
     return found

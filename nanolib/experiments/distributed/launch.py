@@ -1,53 +1,26 @@
-"""Time calls on all ranks of a case, and make rows of measurements from the times.
+"""Make rows of measurements from the times of all ranks of a launch.
 
 The time of a call is the time on the slowest rank.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
 from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_across_ranks
-from nanolib.meters.time.sampler import interval_of
+from nanolib.meters.time.ranks import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
+from nanolib.numbers import MIB
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
 _SLOWEST = "perf_counter, slowest rank"
-
-
-def time_calls(
-    calls: Mapping[str, Callable[[], object]],
-    parts: Mapping[str, Callable[[Any], object]],
-    *,
-    budget_s: float,
-    device: torch.device,
-    seed: int,
-) -> dict[str, Any]:
-    """Time whole calls in turns on this rank, and then time the parts of the calls.
-
-    Args:
-        calls: Whole calls by scope.
-        parts: Functions by algorithm. Each function makes a call, and times its parts with a timer.
-        budget_s: Time limit for the whole calls, and again for the parts, s.
-        device: Device of this rank.
-        seed: Seed of the random order of the turns.
-
-    Returns:
-        `blocks` is the time per scope and round, in ms. `busy` marks the rounds in which other
-        processes used the machine. `parts` is the time per algorithm, run and part, in ms.
-    """
-    blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
-    timed = time_parts_across_ranks(parts, budget_s, device=device)
-    return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
 @dataclass(frozen=True)
@@ -55,25 +28,28 @@ class Launch:
     """Results from all ranks of one launch. The methods make rows of measurements.
 
     Attributes:
-        answers: Result of `time_calls` on each rank, with `bytes` and `errors` by algorithm.
+        answers: Result of each rank. `blocks` is the time per scope and round, in ms. `busy` marks
+            the rounds in which other processes used the machine. `parts` is the time per algorithm,
+            run and part, in ms. `found` is, per algorithm, the `peak` of the live bytes, and maybe
+            the `error` against float64 and the counted `bytes`.
         flags: Flags of every row that contains a time or counted bytes.
     """
 
     answers: Sequence[Mapping[str, Any]]
     flags: tuple[Flag, ...] = ()
 
-    def slowest(self, scope: str) -> np.ndarray:
+    def _slowest(self, scope: str) -> np.ndarray:
         """Return the time of the slowest rank in each block, ms, shape [blocks]."""
         return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
 
     def latency(self, name: str, scope: str, **details: Any) -> Measurement:
         """Return the `latency` of a call that all ranks make together."""
-        row = summarize(self.slowest(name), scope=scope, method=_SLOWEST, details=details)
+        row = summarize(self._slowest(name), scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
 
     @cached_property
     def _rounds(self) -> list[Round]:
-        ms = {scope: self.slowest(scope) for scope in self.answers[0]["blocks"]}
+        ms = {scope: self._slowest(scope) for scope in self.answers[0]["blocks"]}
         busy = np.any([answer["busy"] for answer in self.answers], axis=0)
         return [
             Round({scope: blocks[at : at + 1] for scope, blocks in ms.items()}, bool(is_busy))
@@ -87,24 +63,32 @@ class Launch:
             if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
 
-    def traffic(self, name: str, scope: str, traffic: Traffic | None) -> Measurements:
-        """Yield the communication of one call by formula, and the bytes that the ranks counted."""
+    def counts(
+        self, name: str, scope: str, traffic: Traffic | None, planned_mib: float | None = None
+    ) -> Measurements:
+        """Yield the largest peak and error of all ranks, and the communication of one call.
+
+        Args:
+            name: Name of the algorithm.
+            scope: Scope of the rows.
+            traffic: Communication of one call by formula, or None if there is no formula.
+            planned_mib: Planned peak memory of a rank, MiB.
+        """
+        found = [answer["found"][name] for answer in self.answers]
+        peak = max(one["peak"] for one in found) / MIB
+        method = f"{found[0]['method']}, largest rank"
+        yield exact("peak_memory", peak, scope=scope, method=method, predicted=planned_mib)
+        if "error" in found[0]:
+            error = max(one["error"] for one in found)
+            yield Measurement("relative_error", error, n=len(found), method="float64", scope=scope)
         if traffic is None:
             return
         mean = sum(traffic.sent) / len(traffic.sent)
         yield exact("communication_steps", traffic.rounds, scope=scope)
         yield exact("wire_bytes", mean, scope=scope, details={"most": max(traffic.sent)})
-        counted = self.answers[0]["bytes"].get(name)
-        if counted is not None:
+        if (counted := found[0].get("bytes")) is not None:
             how = {"n": 1, "method": "interface", "predicted": mean, "flags": self.flags}
-            yield Measurement("wire_bytes", counted / len(self.answers), scope=scope, **how)
-
-    def errors(self, name: str, scope: str) -> Measurements:
-        """Yield the largest relative error of all ranks, if the ranks checked their outputs."""
-        errors = [answer["errors"].get(name) for answer in self.answers]
-        if None not in errors:
-            how = {"n": len(errors), "method": "float64", "scope": scope}
-            yield Measurement("relative_error", max(errors), **how)
+            yield Measurement("wire_bytes", counted / len(found), scope=scope, **how)
 
     def parts(self, name: str, predicted_ms: float | None = None) -> Measurements:
         """Yield a `component_time` row per part, and for compute, wait and communication.
@@ -118,28 +102,15 @@ class Launch:
             for rank, answer in enumerate(self.answers)
         }
         parts = pd.concat(ranks).fillna(0.0)
-        kinds = {
-            kind: parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
-            for prefix, kind in KINDS.items()
-        }
         if parts.empty:  # nanolib times no parts of a training pass.
             return
-        for scope, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
-            longest = ms.groupby(level=1).max().to_numpy()  # The levels are ranks and runs.
-            low, estimate, high, confidence = interval_of(longest)
-            yield Measurement(
-                "component_time",
-                estimate,
-                low,
-                high,
-                confidence,
-                len(longest),
-                tuple(longest.tolist()),
-                predicted_ms if scope == "communication" else None,
-                method=_SLOWEST,
-                scope=scope,
-                flags=self.flags,
-            )
+        for prefix, kind in KINDS.items():
+            parts[kind] = parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
+        for scope, ms in parts.items():
+            longest = ms.groupby(level=1).max()  # The levels are ranks and runs.
+            row = summarize(longest.to_numpy(), scope=scope, method=_SLOWEST)
+            predicted = predicted_ms if scope == "communication" else None
+            yield replace(row, metric="component_time", predicted=predicted, flags=self.flags)
 
 
 def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:

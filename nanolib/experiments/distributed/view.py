@@ -1,70 +1,131 @@
-"""Draw the charts and build the findings of the distributed notebook."""
-
-from collections.abc import Iterator
+"""Build the tables, the charts and the findings of the distributed notebook."""
 
 import pandas as pd
 
-from nanolib.experiments.distributed.tables import (
-    BASELINE,
-    COMPONENT_COLUMNS,
-    DECODE_COLUMNS,
-    KINDS,
-    PREFILL_COLUMNS,
-    component_table,
-    decode_table,
-    drop_oversubscribed,
-    prefill_table,
-    rank_table,
-)
-from nanolib.measurement import Provenance
-from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, unclear
-from nanolib.report.overview import (
-    explain_missing,
-    join_words,
-    pick,
-    rows_with_factor,
-    why_empty,
-)
+from nanolib.measurement import OVER, Flag, Provenance
+from nanolib.report.claims import compare_speed, find_fastest
+from nanolib.report.finding import Estimate, Finding
+from nanolib.report.overview import explain_missing, pick, rows_with_factor, table_of, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, times
+from nanolib.report.tables import (
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    flagged,
+    gains,
+    in_ms,
+    titles,
+    with_speed_ups,
+    with_state,
+)
 from nanolib.report.theme import Drawing, empty_chart
+
+KINDS = ("compute", "wait", "communication")
+BASELINE = "dense"  # Only one rank computes this algorithm. The other ranks are idle.
+_SHAPE = ["dtype", "nodes", "seq_len", "world_size", "phase", "algorithm"]
+_COLUMNS = (
+    Column("shape", "Ranks, dtype"),
+    Column("seq_len", "Seq len"),
+    Column("call", "Phase, algorithm"),
+    Column("latency", "Time, ms [95 %]"),
+    *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind) for kind in KINDS),
+    Column("memory", "Peak memory per rank, MiB (phase memory: planned)", "peak_memory"),
+    Column("efficiency", "Efficiency [95 %]"),
+    Column("communication_steps", "", "communication_steps"),
+    Column("sent", "", "wire_bytes", method="formula"),
+    Column("counted", "", "wire_bytes", method="interface"),
+    Column("relative_error", "", "relative_error"),
+    Column("state", "State"),
+)
+RANK_COLUMNS = titles(_COLUMNS)
+COMPONENT_COLUMNS = {
+    "shape": "Ranks, dtype",
+    "seq_len": "Seq len",
+    "phase": "Phase",
+    "algorithm": "Algorithm",
+    "component": "Component",
+    "ms": "Slowest rank, ms [95 %]",
+}
+
+
+@table_of("distributed", "phase")
+def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with one line per phase, algorithm, number of ranks and sequence length.
+
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
+    """
+    table = flagged(case_rows(rows, _SHAPE, "phase"), rows)
+    # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
+    own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
+    latency = Column("latency", "", "latency", "call")
+    table = add_metric_columns(table, own, [latency, *_COLUMNS])
+    table = with_speed_ups(table, rows, table["phase"])
+    over_one_rank = rows[rows["scope"].str.endswith(OVER + BASELINE)]
+    table = with_state(with_speed_ups(table, over_one_rank, table["phase"], "gain"))
+    for end in ("_low", "", "_high"):
+        table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
+    table["call"] = table["phase"] + ", " + table["algorithm"].str.replace("_", " ")
+    shape = ["dtype", "seq_len", "world_size"]
+    return _add_ranks(table).sort_values(shape, kind="stable", ignore_index=True)
+
+
+def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the number of ranks that compute, and this number with the dtype as text."""
+    size = table["world_size"].astype(int).mask(table["algorithm"] == BASELINE, 1)
+    on_nodes = table["nodes"].map(" on {:.0f} nodes".format)
+    ranks = size.astype(str) + on_nodes.where((table["nodes"] > 1) & (size > 1), "")
+    return table.assign(world_size=size, ranks=ranks, shape=ranks + ", " + table["dtype"])
+
+
+def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop the lines whose ranks share cores or GPUs, because their speed is not valid."""
+    return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
+
+
+@table_of("distributed", "phase")
+def component_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with one line per component of a call, such as local attention."""
+    found = pick(rows, "component_time")
+    found = found[~found["scope"].isin(["compute", "communication"])].reset_index(drop=True)
+    if found.empty:
+        return pd.DataFrame()
+    words = {"^comp_": "compute: ", "^comm_": "communication: ", "_": " "}
+    found = found.rename(columns=lambda name: name.removeprefix("factor."))
+    found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
+    found = found.assign(component=found["scope"].replace(words, regex=True))
+    ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
+    return _add_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
 
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
     """Draw the measured and the predicted time per token by number of ranks."""
     title = "Time per token by number of ranks"
-    table = drop_missing(decode_table(rows), "latency")
+    table = drop_missing(rank_table(rows), "latency")
+    if len(table):
+        table = table[table["phase"] == "decode"]
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    # One rank computes the baseline in every launch. The last launch has the most ranks.
-    is_base = table["algorithm"] == BASELINE
-    table = table.assign(world_size=table["world_size"].mask(is_base, 1))
+    # One rank computes the baseline in every launch.
     shape = ["run_id", "dtype", "seq_len", "algorithm", "world_size"]
     table = table.drop_duplicates(shape, keep="last")
     modelled = pick(rows_with_factor(rows, "distributed", "phase"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     modelled = modelled.rename(columns=lambda name: name.removeprefix("factor."))
-    # The dashed line of predictions starts at the largest measured number of ranks.
-    most = modelled["world_size"].max()
-    modelled = modelled[modelled["world_size"] == most]
+    modelled = modelled[modelled["world_size"] == modelled["world_size"].max()]
     ranks = [details["world_size"] for details in modelled["details"]]
     both = pd.concat([table, modelled.assign(world_size=ranks)], ignore_index=True)
-    start = both["latency"].where(both["world_size"] == most)
-    data = pd.DataFrame(
-        {
-            "panel": _format_lengths(both) + ", " + both["dtype"],
-            "series": both["algorithm"].str.replace("_", " "),
-            "x": both["world_size"].astype(int),
-            "pred": both["estimate"].fillna(start),
-            "note": both["provenance"].fillna(""),
-            "sure": both["state"] == "ok",
-            **point_columns(both, "latency", "y"),
-        }
-    )
+    data = {
+        "panel": _format_lengths(both) + ", " + both["dtype"],
+        "series": both["algorithm"].str.replace("_", " "),
+        "x": both["world_size"].astype(int),
+        "pred": both["estimate"],
+        "note": both["provenance"].fillna(""),
+        "sure": both["state"] == "ok",
+    }
     return plot(
-        data,
+        pd.DataFrame(data | point_columns(both, "latency", "y")),
         title,
         subtitle=[
             "Slowest rank, 95 % intervals. Dashed: cost model.",
@@ -90,19 +151,16 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
         return empty_chart(title, why_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
-    ends = table[["ms", "ms_low", "ms_high"]]
-    data = pd.DataFrame(
-        {
-            "panel": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
-            "series": table["component"].str.split(": ").str[-1],
-            "part": table["component"].str.split(":").str[0],
-            "x": table["ms"],
-            "text": [f"{format_number(*one)} ms" for one in ends.to_numpy()],
-            **links(table),
-        }
-    )
+    parts = table["component"].str.split(": ")
+    data = {
+        "panel": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
+        "series": parts.str[-1],
+        "part": parts.str[0],
+        "x": table["ms"],
+        "text": [in_ms(line, "ms") for _, line in table.iterrows()],
+    }
     return plot(
-        data,
+        pd.DataFrame(data | links(table)),
         f"{title}: {_format_lengths(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
         "bars",
         subtitle=[
@@ -116,27 +174,26 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
 def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the measured and the planned peak memory of a rank over the sequence length."""
     title = "Peak memory per rank"
-    peaks = pick(rows_with_factor(rows, "distributed", "phase"), "peak_memory")
-    peaks = peaks[peaks["scope"].isin(["forward", "memory"])]
-    if peaks.empty:
+    table = drop_missing(rank_table(rows), "memory")
+    if len(table):
+        table = table[table["phase"].isin(["forward", "memory"])]
+    if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    algorithm, ranks = peaks["factor.algorithm"], peaks["factor.world_size"]
-    is_whole = algorithm.isin([BASELINE, "math"])
-    several = ranks.where(~is_whole, 1).max()
-    series = algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"})
-    if peaks["factor.dtype"].nunique() > 1:
-        series += ", " + peaks["factor.dtype"]
+    most = table["world_size"] == table["world_size"].max()
+    table = table[most | (table["world_size"] == 1)]
     data = {
-        "series": series,
-        "x": peaks["factor.seq_len"].astype(int),
-        "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
-        "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
+        "series": table["algorithm"] + ", " + table["shape"],
+        "x": table["seq_len"].astype(int),
+        "y": (table["memory"] / 1024).where(table["phase"] == "forward"),
+        "pred": table["memory_predicted"].fillna(table["memory"]) / 1024,
     }
-    data = pd.DataFrame(data | links(peaks))
     return plot(
-        data[is_whole | (ranks == several)].sort_values(["series", "x"]),
+        pd.DataFrame(data | links(table)),
         title,
-        subtitle=["Points: measured. Dashed: planned without allocating memory."],
+        subtitle=[
+            "Labels: algorithm, number of ranks, dtype.",
+            "Points: measured. Dashed: planned without allocating memory.",
+        ],
         unit="Peak memory (GiB)",
         xunit="Sequence length (tokens)",
         log="xy",
@@ -146,72 +203,45 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the scaling of attention over ranks, and the parts of decoding."""
     table = drop_missing(rank_table(rows), "latency")
-    scaling, parts = [], []
-    for (phase, dtype), group in (
-        table.groupby(["phase", "dtype"], sort=False) if len(table) else ()
-    ):
-        n = int(group["seq_len"].max())
-        lines = group[group["seq_len"] == n]
-        what = f"Prefill of {n:,} tokens ({phase})"
+    if table.empty:
+        return explain_missing(rows, "distributed", "Attention across ranks")
+    scaling, parts, fastest = [], [], []
+    for (phase, dtype), lines in table.groupby(["phase", "dtype"], sort=False):
+        n = lines["seq_len"].max()
+        what = f"prefill of {n:,.0f} tokens ({phase})"
         if phase == "decode":
-            what = f"Decoding over {n:,} keys"
-        several = lines[lines["algorithm"] != BASELINE]
-        usable = drop_oversubscribed(several)
-        if len(usable):
-            fastest = _select_fastest(usable)
-            scaling.append(_compare_scaling(fastest, what, dtype))
-            if phase == "decode":
-                parts += _list_parts(fastest.iloc[0], f"at {n:,} keys", dtype)
+            what = f"decoding over {n:,.0f} keys"
+        lines = lines[(lines["seq_len"] == n) & (lines["algorithm"] != BASELINE)]
+        lines = drop_oversubscribed(lines)
+        if lines.empty:
+            text = f"The scaling of {what} was not measured"
+            why = "no algorithm ran on several ranks with cores of their own"
+            next_step = "set world_sizes to [1, 2], or reduce threads"
+            scaling.append(Finding(text, why, next_step, dtype))
             continue
-        why, next_step = "only one rank was used", "set world_sizes to [1, 2]"
-        if len(several):
-            why = "the ranks need more cores than this machine has"
-            next_step = "reduce world_sizes or threads"
-        text = f"The scaling of {what[0].lower()}{what[1:]} was not measured"
-        scaling.append(Finding(text, why, next_step, dtype))
-    found = [*scaling[:2], *parts[:1], *scaling[2:]]
-    return found or explain_missing(rows, "distributed", "Attention across ranks")
+        lines = lines[lines["world_size"] == lines["world_size"].max()]
+        best = lines.loc[lines["latency"].idxmin()]
+        lines = lines[lines["run_id"] == best["run_id"]]
+        scaling.append(_compare_with_one_rank(best, what))
+        where = f"for {what} on {best['ranks']} ranks"
+        fastest += find_fastest(lines, "algorithm", "latency", "algorithm", where, dtype)
+        if phase == "decode" and best[[*KINDS]].notna().all():
+            text = f"{what.capitalize()} on {best['ranks']} ranks has three parts"
+            evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
+            figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
+            parts.append(Finding(text, evidence, about=dtype, figures=figures))
+    return [*scaling[:2], *parts[:1], *fastest, *scaling[2:]]
 
 
-def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the launch with the most ranks, sorted by latency."""
-    most = table[table["world_size"] == table["world_size"].max()]
-    most = most.sort_values("latency", kind="stable")
-    return most[most["run_id"] == most.iloc[0]["run_id"]]
-
-
-def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
-    """Compare the fastest algorithm with one rank, and with other algorithms in the same launch."""
-    best = lines.iloc[0]
-    algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
-    rivals = {figure.name for figure in best["speed_up_over"]} - {BASELINE}
-    which = f"The {'fastest' if rivals else 'only'} algorithm is {algorithm}, at "
-    which += in_ms(best, "latency")
-    if ties := not_slower(best, lines["algorithm"]):
-        tied = lines[lines["algorithm"].isin([best["algorithm"], *ties])]
-        ms = join_words(in_ms(line, "latency") for _, line in tied.iterrows())
-        names = join_words(tied["algorithm"].str.replace("_", " "))
-        which = ": ".join(unclear(names, ms))
-    compared = gains(best, algorithm, "gain") + gains(best, algorithm, among=rivals)
+def _compare_with_one_rank(best: pd.Series, what: str) -> Finding:
+    name = f"{best['algorithm']} on {best['ranks']} ranks"
+    latency, about = f"a call takes {in_ms(best, 'latency')}", best["dtype"]
     if pd.isna(best["gain"]):
-        text = f"{what} on {ranks} was not compared with one rank"
-        return Finding(text, which, about=about, compared=compared)
-    order, gain = Estimate.of(best, "gain").compare_to(ONE), times(best, "gain")
-    text = f"{what} is {'faster' if order is Order.ABOVE else 'slower'} on {ranks} than on one"
-    share = Estimate.of(best, "efficiency").percent
-    evidence = f"the speed-up is {gain}, {share} of perfect scaling"
-    if order is Order.NO_DIFFERENCE:
-        text, evidence = unclear(f"{ranks} and one rank for {what.lower()}", gain)
-    return Finding(text, f"{evidence}. {which}", about=about, compared=compared)
-
-
-def _list_parts(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
-    """Yield the parts of the time of a decoded token. The finding states no order of the parts."""
-    if best[[*KINDS]].notna().all():
-        text = f"A decoded token {where} on {best['ranks']} ranks has three parts"
-        evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
-        figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
-        yield Finding(text, evidence, about=about, figures=figures)
+        return Finding(f"{name} was not compared with one rank for {what}", latency, about=about)
+    text, evidence = compare_speed(best, name, f"one rank for {what}", "gain")
+    share = f"{Estimate.of(best, 'efficiency').percent} of perfect scaling"
+    compared = gains(best, name, "gain")
+    return Finding(text, f"{evidence}, {share}; {latency}", about=about, compared=compared)
 
 
 SECTION = Section(
@@ -223,9 +253,8 @@ SECTION = Section(
         "sharded_memory": sharded_memory,
     },
     {
-        "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
+        "Time and memory": CaseTable(rank_table, RANK_COLUMNS),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
-        "Whole sequences": CaseTable(prefill_table, PREFILL_COLUMNS),
     },
     verdict,
 )

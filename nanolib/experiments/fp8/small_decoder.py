@@ -27,7 +27,8 @@ BASE, AGAIN = "bf16", "bf16_again"
 TRAINED = (AGAIN, *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
 _TENTHS = 10
 _RATE = 1e-3
-_EXACT_DB = 200.0  # Signal-to-noise ratio of a product without an error, dB.
+_LEAST_ERROR = 1e-10  # The signal-to-noise ratio of an exact product is finite: 200 dB.
+_DIFFERENCE = "loss_difference_from_bf16"
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,6 @@ class ParityCase(Case):
     def __str__(self) -> str:
         """Return the recipe, seeds and steps."""
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
-
-    @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of the decoder, which reads bytes."""
-        return NanoConfig(
-            vocab_size=text.VOCAB_SIZE,
-            d_model=self.d_model,
-            num_layers=self.num_layers,
-            num_heads=max(1, self.d_model // 32),
-            context_length=self.seq_len,
-        )
 
     @property
     def on_cpu(self) -> bool:
@@ -98,27 +88,26 @@ class ParityCase(Case):
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         bf16 = replace(self, recipe=BASE)
-        base, recipe = (
+        base, losses = (
             [_last_loss(case, seed, params.corpus) for seed in seeds] for case in (bf16, self)
         )
         provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
-        metric, common = "loss_difference_from_bf16", {"provenance": provenance}
-        details = {"control": self.recipe in fp8.CONTROLS, "provenance": provenance}
-        yield over_seeds("loss", base, BASE, **common)
+        yield over_seeds("loss", base, BASE, provenance=provenance)
         if self.casts:
             for layer, operands in _operands(bf16, params.corpus).items():
-                yield from _error_rows(layer, self.casts, **operands)
-        common["scope"] = self.recipe
-        if lost := sum(not math.isfinite(loss) for loss in recipe):
+                yield from _error_rows(layer, self.casts, *operands)
+        common = {"provenance": provenance, "scope": self.recipe}
+        details = {"control": self.recipe in fp8.CONTROLS, "provenance": provenance}
+        if lost := sum(not math.isfinite(loss) for loss in losses):
             message = f"the loss became infinite or NaN in {lost} of {self.seeds} seeds"
             details |= {"verdict": "worse", "not_finite": message}
-            yield Measurement(metric, message=message, details=details, **common)
+            yield Measurement(_DIFFERENCE, message=message, details=details, **common)
             return
-        yield over_seeds("loss", recipe, **common)
-        differences = [a - b for a, b in zip(recipe, base, strict=True)]
+        yield over_seeds("loss", losses, **common)
+        differences = [a - b for a, b in zip(losses, base, strict=True)]
         margin = self.margin * fmean(base)
         details |= {"margin_nats": margin, "verdict": parity_verdict(differences, margin)}
-        yield over_seeds(metric, differences, paired=True, details=details, **common)
+        yield over_seeds(_DIFFERENCE, differences, paired=True, details=details, **common)
 
 
 def parity_verdict(differences: list[float], margin: float) -> str:
@@ -176,7 +165,15 @@ def _autocast(case: ParityCase) -> torch.dtype | None:
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
-    model = create_model(case.config, case.device, seed=seed)
+    """Build the decoder of a case, which reads bytes."""
+    config = NanoConfig(
+        vocab_size=text.VOCAB_SIZE,
+        d_model=case.d_model,
+        num_layers=case.num_layers,
+        num_heads=max(1, case.d_model // 32),
+        context_length=case.seq_len,
+    )
+    model = create_model(config, case.device, seed=seed)
     if case.recipe == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():
@@ -188,31 +185,30 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=1)
-def _operands(case: ParityCase, corpus: str) -> dict[str, dict[str, Tensor]]:
+def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
     """Train a decoder in bf16, and return the operands of its linear layers in one more step.
 
     The result excludes the head. nanolib caches the result, because all recipes use it.
+
+    Returns:
+        Name of a layer → its input, its weight and the gradient of its output, float32, shape
+        [tokens or features, features] each.
     """
     model, _ = _train(case, case.first_seed, corpus)
-    seen = {name: {} for name in fp8.chosen_layers(model)}
-    for name, operands in seen.items():
-        hook = functools.partial(_note_operands, operands)
-        model.get_submodule(name).register_forward_hook(hook)
+    seen = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        def keep(gradient: Tensor) -> None:
+            operands = (args[0], layer.weight, gradient)
+            seen[name] = [x.detach().flatten(0, -2).float() for x in operands]
+
+        out.register_hook(keep)
+
+    for name in fp8.chosen_layers(model):
+        model.get_submodule(name).register_forward_hook(functools.partial(note, name))
     batch = islice(_batches(case, case.first_seed, corpus), 1)
     train(model, batch, 0.0, autocast=_autocast(case))
     return seen
-
-
-def _note_operands(
-    seen: dict[str, Tensor], layer: nn.Module, args: tuple[Tensor, ...], out: Tensor
-) -> None:
-    """Store the operands of a linear layer in float32, shape [tokens, features]."""
-
-    def rows(x: Tensor) -> Tensor:
-        return x.detach().flatten(0, -2).float()
-
-    seen |= {"x": rows(args[0]), "weight": rows(layer.weight)}
-    out.register_hook(lambda gradient: seen.update(gradient=rows(gradient)))
 
 
 def _error_rows(
@@ -225,7 +221,6 @@ def _error_rows(
     cast, full = ([out.detach(), *torch.autograd.grad(out, (x, weight), gradient)] for out in outs)
     products = ("output", "input_gradient", "weight_gradient")
     for product, found, expected in zip(products, cast, full, strict=True):
-        error = relative_error(found, expected)
-        ratio = -20 * math.log10(error) if error else _EXACT_DB
+        ratio = -20 * math.log10(max(relative_error(found, expected), _LEAST_ERROR))
         common = {"provenance": Provenance.EMULATED, "method": "emulated product against float32"}
         yield exact("sqnr", ratio, scope=f"{layer} {product}", **common)

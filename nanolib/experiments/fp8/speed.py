@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -27,6 +27,8 @@ MODES = ("forward", "training_step")
 class SpeedCase(ModelWorkCase):
     """Case of one model in one precision. The plan excludes the memory of casts."""
 
+    VARIES: ClassVar = ("precision",)
+
     name: str
     preset: str
     overrides: dict[str, Any]
@@ -36,11 +38,6 @@ class SpeedCase(ModelWorkCase):
     seq_len: int
     batch_size: int
     keep: tuple[str, ...]
-
-    @property
-    def title(self) -> str:
-        """Return the precision as the name of the case within its group."""
-        return self.precision
 
     @property
     def is_baseline(self) -> bool:
@@ -78,17 +75,13 @@ class SpeedCase(ModelWorkCase):
         if self.recipe and found and not self.runs_code:
             built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
-            row = self.converted_share(built)
+            tokens = dict.fromkeys(fp8.linear_layers(built), self.batch_size * self.seq_len)
+            row = self.converted_share(built, tokens)
             found |= {
                 "converted_share": round(row.estimate, 4),
                 "amdahl_bound": round(row.details["amdahl_bound"], 4),
             }
         return found
-
-    @property
-    def group(self) -> str:
-        """Return the name of the group, which contains all precisions of a model and mode."""
-        return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
@@ -120,23 +113,20 @@ class SpeedCase(ModelWorkCase):
             # The plan excludes the memory of casts, so it is no prediction for FP8.
             yield replace(row, predicted=None) if self.recipe else row
 
-    def converted_share(
-        self, model: nn.Module, rows: Mapping[str, int] | None = None
-    ) -> Measurement:
+    def converted_share(self, model: nn.Module, rows: Mapping[str, int]) -> Measurement:
         """Return the share of FLOPs in FP8. The details contain the largest possible speed-up.
 
         Args:
             model: Converted model.
-            rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
+            rows: Tokens that each linear layer multiplies, by name, as from `fp8.rows_by_layer`.
         """
         audit, layers = fp8.audit(model), fp8.linear_layers(model)
-        forward = replace(self.model_case, mode="inference").counted(run=True).flops
-        tokens = self.batch_size * self.seq_len
         flops = {
-            name: 2 * layer.weight.numel() * (tokens if rows is None else rows[name])
+            name: 2 * layer.weight.numel() * rows[name]
             for name, layer in layers.items()
             if audit[name]
         }
+        forward = replace(self.model_case, mode="inference").counted(run=True).flops
         share = sum(flops.values()) / forward
         # Eight bits at most halve the time of the converted share.
         bound = 1 / (1 - share / 2)

@@ -1,27 +1,122 @@
-"""Draw the charts and build the findings about the speed and the loss of FP8."""
+"""Build the tables, the charts and the findings about the speed and the loss of FP8."""
+
+from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments.fp8.tables import (
-    PARITY_COLUMNS,
-    SPEED_COLUMNS,
-    parity_table,
-    speed_table,
-)
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
-from nanolib.numbers import format_number
-from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
+from nanolib.experiments.model.tables import bytes_by_kind
+from nanolib.measurement import LEARNING_STEPS, MemoryKind, Provenance
+from nanolib.numbers import MIB, format_number
+from nanolib.report.claims import drop_short
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
     join_words,
     of_experiment,
+    pick,
     rows_with_factor,
+    table_of,
     why_empty,
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, gains, times
+from nanolib.report.tables import (
+    CASE,
+    ONE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    gains,
+    times,
+    titles,
+    with_speed_ups,
+    with_state,
+)
 from nanolib.report.theme import Drawing, empty_chart
+
+_PARITY_METRIC = "loss_difference_from_bf16"
+_SPEED = (
+    Column("what", "Model"),
+    Column("precision", "Precision"),
+    Column("latency", "Latency, ms [95 %]", "latency"),
+    Column("parameters", "", "latency", detail="parameters"),
+    Column("speed_up", "Speed-up over bf16, × [95 %]"),
+    Column("bound", "", "converted_share", detail="amdahl_bound"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
+    Column("mfu", "Share of the peak rate", "mfu"),
+    Column("weights", "Weights, MiB"),
+    Column("optimizer", "Optimizer, MiB"),
+    Column("activations", "Activations, MiB"),
+    Column("state", "State"),
+)
+SPEED_COLUMNS = titles(_SPEED)
+# Column → kinds of memory use.
+_MEMORY = {
+    "weights": (MemoryKind.WEIGHTS,),
+    "optimizer": (MemoryKind.STATES,),
+    "activations": (MemoryKind.SAVED, MemoryKind.TEMPORARIES),
+}
+_PARITY = (
+    Column("recipe", "Recipe"),
+    Column("verdict", "Verdict against bf16", _PARITY_METRIC, detail="verdict"),
+    Column("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
+    Column("margin_nats", "Margin, nats/byte", _PARITY_METRIC, detail="margin_nats"),
+    Column("control", "", _PARITY_METRIC, detail="control"),
+    Column("not_finite", "", _PARITY_METRIC, detail="not_finite"),
+    Column("loss", "Loss, nats/byte [95 %]", "loss"),
+    Column("sqnr", "Signal-to-noise, dB"),
+    Column("seeds", "Seeds"),
+    Column("steps", "Steps"),
+    Column("provenance", "Products", _PARITY_METRIC, detail="provenance"),
+    Column("state", "State"),
+)
+PARITY_COLUMNS = titles(_PARITY)
+
+
+@table_of("fp8", "precision")
+def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of models by precision and mode. `bound` is the largest possible speed-up.
+
+    The memory columns are parts of the peak. `activations` are saved activations and temporaries.
+    """
+    factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
+    table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
+    model = table["name"] + ", " + table["mode"].str.replace("_", " ")
+    compiled = table["compiled"].map({True: ", compiled"}).fillna("")
+    memory = pick(rows, "peak_memory").set_index(list(CASE))["details"].map(_memory_parts)
+    table = table.join(pd.DataFrame([*memory], memory.index, [*_MEMORY]), on=list(CASE))
+    table = table.assign(what=model + compiled)
+    return with_state(with_speed_ups(table, rows, table["mode"]))
+
+
+def _memory_parts(details: dict[str, Any]) -> list[float | None]:
+    """Return the size of the columns of `_MEMORY` at a peak, MiB, or None if it is not known."""
+    if "parts" not in details:
+        return [None] * len(_MEMORY)
+    sizes = bytes_by_kind(details) / MIB
+    return [float(sizes.reindex(kinds).sum()) for kinds in _MEMORY.values()]
+
+
+@table_of("fp8", "recipe")
+def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of the trained recipes. `not_finite` is the reason for a missing loss.
+
+    `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
+    """
+    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
+    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
+    table = add_metric_columns(table, rows, _PARITY)
+    medians = pick(rows, "sqnr").groupby(list(CASE))["estimate"].median()
+    table = table.join(medians.rename("sqnr"), on=list(CASE))
+    is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
+    table = table.assign(
+        recipe=table["recipe"].str.replace("_", " "),
+        control=table["control"].eq(True),
+        verdict=table["verdict"].mask(is_short, "smoke test"),
+    )
+    return with_state(table)
+
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
 _SPEEDS = {
@@ -68,25 +163,19 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
         return empty_chart(title, _why_empty(rows, "recipe", "parity_recipes"))
-    controls = table["control"].eq(True)
-    measured = table["provenance"] == Provenance.MEASURED
-    names = table["recipe"].str.replace("_", " ")
-    data = pd.DataFrame(
-        {
-            "series": names + controls.map({True: " (control)", False: ""}),
-            "sure": measured & ~(table["steps"] < LEARNING_STEPS),
-            "hue": controls.map({True: "c2", False: "c1"}),
-            "text": table["verdict"],
-            **point_columns(table, "difference"),
-        }
-    )
+    data = {
+        "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
+        "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),
+        "hue": table["control"].map({True: "c2", False: "c1"}),
+        "text": table["verdict"],
+    }
     margins = table["margin_nats"].dropna().round(4)
     # Runs with different margins share no band.
     band = (-margins.min(), margins.min()) if margins.nunique() == 1 else None
     subtitle = ["Mean over seeds, 95 % interval. Hollow: emulated, or too few steps."]
     subtitle += ["Green: the margin, declared before the run."] if band else []
     return plot(
-        data,
+        pd.DataFrame(data | point_columns(table, "difference")),
         title,
         "rows",
         subtitle=[*subtitle, "A control must be worse."],
@@ -119,15 +208,12 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     """Return a finding about the models at which FP8 gains most, in the order of `_SPEEDS`."""
-    pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
-    orders = [order for _, order, _ in pairs]
+    orders = [Estimate.of(row, "speed_up").compare_to(ONE) for _, row in group.iterrows()]
     main = next(order for order in _SPEEDS if order in orders)
     chosen = group[[order is main for order in orders]].sort_values("parameters", kind="stable")
     best = chosen.loc[chosen["speed_up"].idxmax()]
     evidence = f"up to {times(best, 'speed_up')} as fast, for {best['name']} in {best['precision']}"
     next_step = ""
-    if main is Order.NO_DIFFERENCE:
-        evidence += f" {OVERLAP}"
     if main is Order.ABOVE and pd.notna(best["bound"]):
         bound = f"the upper bound of {best['bound']:.2f}× by Amdahl's law"
         if best["speed_up_low"] > best["bound"]:
@@ -135,12 +221,13 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
             next_step = "compare the shares of the peak rate in the table"
         else:
             evidence += f", within {bound}"
+    lines = (gains(row, f"{row['name']} {row['precision']}") for _, row in chosen.iterrows())
     return Finding(
         f"{_SPEEDS[main]} for {join_words(chosen['name'])}",
         evidence,
         next_step,
         about=mode.replace("_", " ").capitalize(),
-        compared=tuple(pair for pair in pairs if pair[1] is main),
+        compared=tuple(pair for line in lines for pair in line),
     )
 
 
@@ -151,18 +238,9 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
         why = next(filter(None, table.get("message", ())), "")
         next_step = "" if why else "set parity_recipes"
         return [Finding("The loss of FP8 was not compared with bf16", why, next_step)]
-    ended = ended.assign(
-        recipe=ended["recipe"].str.replace("_", " "), control=ended["control"].eq(True)
-    )
     ended = ended.sort_values("control", kind="stable")
-    is_short = ended["steps"] < LEARNING_STEPS
-    short, long = ended[is_short], ended[~is_short]
-    findings = [_compare_loss(row) for _, row in long.iterrows()]
-    if len(short):
-        text = f"The loss of {len(short)} of {len(ended)} recipes was not compared with bf16"
-        evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
-        next_step = f"set parity_steps to at least {LEARNING_STEPS}"
-        findings.insert(0, Finding(text, evidence, next_step))
+    long, findings = drop_short(ended, "recipes", "parity_steps")
+    findings += [_compare_loss(row) for _, row in long.iterrows()]
     missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
         text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"

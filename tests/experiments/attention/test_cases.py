@@ -64,10 +64,11 @@ def test_a_function_that_returns_something_else_is_refused():
         ({"kind": "flex", "pattern": "window", "backend": "flash"}, "flex flash window"),
         (
             {"kind": "sparse", "window": 8, "global_tokens": 4, "block_size": 8},
-            "local_global 8+4 block_size=8",
+            "local_global 8 4 block_size=8",
         ),
         ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, "document 5+9"),
         ({"kind": "own", "call": CALL}, f"own ({CALL})"),
+        ({"kind": "flex", "sparsity": 0.9, "seed": 0}, "flex local_global s=0.9 seed=0"),
     ],
 )
 def test_a_kind_has_a_name_of_its_own(kind, name):

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 def _rows(options, **changes):
     shape = {"seq_len": 64, "d_model": 32, "num_layers": 1}
-    shape |= {"seeds": 2, "steps": 2, "finetune_steps": 2} | changes
+    shape |= {"seeds": 2, "steps": 2} | changes
     case = QualityCase("cpu", "", options | {"block_size": 4}, **shape)
     return {(row.metric, row.scope): row for row in case.measure(None, {})}
 
@@ -26,17 +26,15 @@ def test_a_pattern_has_a_sparsity_and_its_losses_an_interval_over_seeds(options)
     sparsity = rows["sparsity", ""]
     assert sparsity.predicted == options.get("sparsity")
     assert sparsity.predicted is None or sparsity.estimate == pytest.approx(0.75, abs=0.05)
-    for scope in ("replaced", "fine_tuned"):
-        row = rows["loss_difference", scope]
-        assert row.low <= row.estimate <= row.high and len(row.samples) == 2
+    row = rows["loss_difference", "replaced"]
+    assert row.low <= row.estimate <= row.high and len(row.samples) == 2
 
 
 @pytest.mark.usefixtures("_little_text")
 def test_what_removes_nothing_costs_nothing():
     rows = _rows({"pattern": "window", "window": 64})
     assert rows["sparsity", ""].estimate == 0
-    for scope in ("replaced", "fine_tuned"):
-        assert rows["loss_difference", scope].estimate == pytest.approx(0, abs=2e-3)
+    assert rows["loss_difference", "replaced"].estimate == pytest.approx(0, abs=2e-3)
 
 
 @pytest.mark.thorough  # it trains
