@@ -41,8 +41,13 @@ def find_fastest(
     if len(lines) < 2:
         return []
     lines = lines.sort_values(column, kind="stable")
-    best = lines.iloc[0]
-    ties = [one.name for one in best["speed_up_over"] if one.compare_to(ONE) is not Order.ABOVE]
+    for _, best in lines.iterrows():
+        orders = {one.name: one.compare_to(ONE) for one in best["speed_up_over"]}
+        if Order.BELOW not in orders.values():
+            break
+    else:
+        return []
+    ties = [other for other, order in orders.items() if order is Order.NO_DIFFERENCE]
     tied = lines[lines[name].isin([best[name], *ties])]
     evidence = join_words(in_ms(line, column) for _, line in tied.iterrows())
     text, next_step = f"{best[name]} is the fastest {kind} {where}", ""
