@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run `nano ab` to compare the base with the working tree. Write the findings to the job's summary and to a comment. Later runs update
-# this comment. The exit code is the exit code of `nano ab`: 1 for a regression, 2 for invalid input. action.yml sets the variables.
+# this comment. The exit code is the exit code of `nano ab`: 1 for a regression, 2 for invalid input or if nothing was compared. action.yml sets the variables.
 set -euo pipefail
 
 findings=$(mktemp -d)
@@ -22,7 +22,7 @@ fi
 
 code=0
 nano "${arguments[@]}" || code=$?
-[ "$code" -le 1 ] || exit "$code"
+[ -s "$findings/findings.json" ] || exit "$code"
 
 heading=$(python3 - "$findings/findings.json" <<'END'
 import json, sys

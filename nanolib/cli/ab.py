@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from nanolib.cli.common import (
+    EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_OK,
     SECONDS,
@@ -84,7 +85,11 @@ def ab(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
     show_comparison(found, True, json_file, markdown_file)
-    sys.exit(EXIT_FAILED if found.regressed or found.lost else EXIT_OK)
+    if found.regressed or found.lost:
+        sys.exit(EXIT_FAILED)
+    # If each case fails in both versions, the command line is wrong: for example, its function
+    # needs an argument.
+    sys.exit(EXIT_OK if found.compared else EXIT_BAD_INPUT)
 
 
 def _agree(seconds: float) -> None:

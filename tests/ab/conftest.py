@@ -69,7 +69,6 @@ def compared(ab, tmp_path):
 
     def call(*arguments, function="run", **budget):
         ended = ab(*arguments, "--call", f"work:{function}", **budget)
-        assert ended.exit_code in (0, 1), ended.output
         (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
         return ended, line
 

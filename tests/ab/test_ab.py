@@ -85,11 +85,13 @@ def run():
     ],
 )
 @pytest.mark.parametrize("is_new", [False, True])
-def test_a_failure_fails_the_gate_only_if_it_is_new(repository, compared, body, said, is_new):
+def test_a_failure_is_a_regression_only_if_it_is_new_and_nothing_compared_is_no_pass(
+    repository, compared, body, said, is_new
+):
     for tag, text in (("A", "run()" if is_new else body), ("B", body)):
         repository.commit(tag, f"{WORK}def fails():\n    {text}\n")
     ended, line = compared("A", "B", function="fails")
-    assert ended.exit_code == is_new
+    assert ended.exit_code == (1 if is_new else 2)
     assert line["finding"] == ("failed" if is_new else "inconclusive")
     assert line["message"].startswith("B: " if is_new else "A: ")
     assert line["message"].count(said) == 2 - is_new
