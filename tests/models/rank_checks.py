@@ -48,12 +48,10 @@ def _decode_errors():
             expected = masked_attention(q, k, v, causal_mask(1, layout.total))
             parts = layout.take(k, rank), layout.take(v, rank)
             for algorithm in ALGORITHMS:
-                for given in (None, layout):
-                    out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
-                    assert out.dtype == dtype and out.shape == q.shape
-                    shape = f"{batch} {heads}:{kv_heads} over {layout.pieces}"
-                    name = f"decode {shape} {dtype} {algorithm} layout={given is not None}"
-                    yield name, relative_error(out, expected)
+                out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=layout)
+                assert out.dtype == dtype and out.shape == q.shape
+                shape = f"{batch} {heads}:{kv_heads} over {layout.pieces}"
+                yield f"decode {shape} {dtype} {algorithm}", relative_error(out, expected)
 
 
 def _sequence_errors():
@@ -130,39 +128,20 @@ def _profiled():
 def _messages():
     """Of bad input, the same on every rank, before anything is sent: how it should begin, and the message."""
     world, x = dist.get_world_size(), torch.randn(1, 24, 6, 8)
-    several, decode, ring, ulysses = (
-        functools.partial(attend, q, x)
-        for attend, q in (
-            (tree_attention_decode, x),
-            (tree_attention_decode, x[:, :, :1]),
-            (ring_attention, x),
-            (ulysses_attention, x),
-        )
-    )
-    short, zigzag = Sharding.contiguous(3 * world, world), Sharding.zigzag(6 * world, world)
-    more = Sharding.contiguous(6 * world + 6, world + 1)
-    both = f"give {world} ranks, 6 positions"
+    fits, zigzag = (make(6 * world, world) for make in (Sharding.contiguous, Sharding.zigzag))
+    short, more = Sharding.contiguous(3 * world, world), Sharding.contiguous(6 * world, world + 1)
+    decode = tree_attention_decode
     found = []
-    for start, attend, v, given in (
-        ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
-        ("q, k, v: ", decode, x[..., :4], {}),
-        ("q: 6 tokens per sequence; decoding takes one", several, x, {}),
-        (
-            f"layout: has {world} ranks, 3 positions on this rank; {both}",
-            decode,
-            x,
-            {"layout": short},
-        ),
-        (
-            f"layout: has {world + 1} ranks, 6 positions on this rank; {both}",
-            ring,
-            x,
-            {"layout": more},
-        ),
-        ("layout: has several pieces per rank; give one", ulysses, x, {"layout": zigzag}),
+    for start, attend, q, given in (
+        ("algorithm: 'trees' is not known", decode, x, {"layout": fits, "algorithm": "trees"}),
+        ("q, k, v: ", ring_attention, x[..., :4], {"layout": fits}),
+        ("q: 6 tokens per sequence; decoding takes one", decode, x, {"layout": fits}),
+        (f"layout: has {world} ranks, 3 positions", decode, x[:, :, :1], {"layout": short}),
+        (f"layout: has {world + 1} ranks, ", ring_attention, x, {"layout": more}),
+        ("layout: has several pieces per rank; give one", ulysses_attention, x, {"layout": zigzag}),
     ):
         try:
-            attend(v, **given)
+            attend(q, x, x, **given)
         except ValueError as error:
             found.append([start, str(error)])
     return found

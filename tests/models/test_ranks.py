@@ -8,8 +8,8 @@ import torch
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import partial, ring, ulysses
-from nanolib.models.attention.partial import partial_attention, plain
-from nanolib.models.attention.ring import block_gradients, plain_gradients
+from nanolib.models.attention.partial import block_gradients, partial_attention, plain
+from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
@@ -32,7 +32,7 @@ def answers(request):
 def test_every_rank_gets_what_one_process_gets_in_float64(answers):
     for rank, answer in enumerate(answers):
         errors = answer["errors"]
-        assert len(errors) > 60
+        assert len(errors) > 50
         for name, error in errors.items():
             limit = 2e-3 if "bfloat16" in name else 1e-5 if "gradient" in name else 1e-6
             assert error <= limit, (rank, name, error)
@@ -91,24 +91,25 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
     monkeypatch.setattr(ulysses, "attend", note)
     for dtype in (torch.bfloat16, torch.float64):
         q = torch.zeros(1, 2, 3, 8, dtype=dtype)
-        assert ulysses_attention(q, q, q).dtype == dtype
+        assert ulysses_attention(q, q, q, layout=Sharding.contiguous(3, 1)).dtype == dtype
     assert seen == [torch.float32] * 3 + [torch.float64] * 3
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     monkeypatch.setattr(ulysses, "Ranks", lambda *_: SimpleNamespace(world=3))
     with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
-        ulysses_attention(*qkv(1, 4, 2, 2, 2))
+        ulysses_attention(*qkv(1, 4, 2, 2, 2), layout=None)
 
 
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
 @pytest.mark.parametrize("causal", [False, True])
 def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
-    monkeypatch.setattr(partial, "_SCORE_BYTES", rows * 2 * 12 * 4)
+    monkeypatch.setattr(partial, "_SCORES", rows * 2 * 12)
     q, k, v, grad = torch.randn(4, 1, 2, 12, 8).unbind()
     out, lse = partial_attention(q, k, v, causal=causal)
     other, other_lse = plain(q, k, v, causal)
     assert torch.allclose(out, other, atol=1e-6) and torch.allclose(lse, other_lse, atol=1e-6)
-    given = grad, q, out, lse, k, v, causal
-    for mine, theirs in zip(block_gradients(*given), plain_gradients(*given), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-5)
+    mine = block_gradients(grad, q, out, lse, k, v, causal)
+    theirs = partial.plain_gradients(grad, q, k, v, out, lse, causal)
+    for one, other in zip(mine, theirs, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)

@@ -6,6 +6,7 @@ the same blocks as a run.
 
 import bisect
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -27,8 +28,6 @@ from nanolib.models.attention.patterns import (
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
-Run = tuple[int, int]  # [start, stop)
-
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
@@ -36,16 +35,14 @@ class QueryBlock:
 
     Attributes:
         rows: Range [start, stop) of the queries.
-        runs: Ranges [start, stop) of the keys, in order, with gaps between them.
         unit: Number of keys in each piece. The keys of the block consist of such pieces. `unit`
             divides the length of the sequence and the start of each piece.
-        pieces: Indices of the pieces, int64.
+        pieces: Indices of the pieces, in order, int64.
         hidden_from: Index of the first key that at least one query of the block does not see.
         hidden: Whether a query does not see a key, bool [rows, keys from `hidden_from` on].
     """
 
-    rows: Run
-    runs: tuple[Run, ...]
+    rows: tuple[int, int]
     unit: int
     pieces: np.ndarray
     hidden_from: int
@@ -54,32 +51,32 @@ class QueryBlock:
     @classmethod
     def of(
         cls,
-        rows: Run,
-        keys: np.ndarray,
-        kv_len: int,
+        rows: tuple[int, int],
+        tiles: np.ndarray,
+        size: int,
+        lengths: tuple[int, int],
         mask_mod: MaskMod,
         head: tuple[int, int],
         begin: int = 0,
     ) -> Self:
-        """Create a block from its keys.
+        """Create a block from its tiles of keys.
 
         Args:
             rows: Range [start, stop) of the queries.
-            keys: Keys that the block attends to, in order, int64.
-            kv_len: Number of keys of the sequence.
+            tiles: Indices of the tiles that the block attends to, in order, int64.
+            size: Number of keys in each tile.
+            lengths: Number of leading keys that the block may see, and number of all keys.
             mask_mod: Mask of the queries and keys.
             head: Index of the sequence and of the head in the mask.
             begin: Index of the first key for which to evaluate the mask. All queries see the
                 earlier keys.
         """
+        keys = tile_positions(tiles, size)
+        keys = keys[keys < lengths[0]]
+        unit = math.gcd(size, *lengths)
         kept = mask_mod(*head, np.arange(*rows)[:, None], keys[begin:])
-        edges = np.flatnonzero(np.diff(keys) > 1) + 1
-        starts = keys[np.r_[0, edges][: len(keys)]]
-        stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
-        unit = int(np.gcd.reduce([kv_len, *starts, *stops]))
         first = int(np.append(kept.all(axis=0), False).argmin())
-        runs = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
-        return cls(rows, runs, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
+        return cls(rows, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
 
     @property
     def keys(self) -> int:
@@ -87,14 +84,20 @@ class QueryBlock:
         return self.unit * len(self.pieces)
 
     @property
-    def height(self) -> int:
-        """Number of queries."""
-        return self.rows[1] - self.rows[0]
+    def start(self) -> int:
+        """Index of the first key if the keys are one range, otherwise −1."""
+        first, last = self.pieces[[0, -1]].tolist()
+        return first * self.unit if last - first == len(self.pieces) - 1 else -1
+
+    @property
+    def scores(self) -> int:
+        """Number of query-key pairs that the kernel computes."""
+        return (self.rows[1] - self.rows[0]) * self.keys
 
     @property
     def kept(self) -> int:
         """Number of query-key pairs that the block keeps."""
-        return self.height * self.keys - int(self.hidden.sum())
+        return self.scores - int(self.hidden.sum())
 
     @functools.cached_property
     def blind(self) -> bool:
@@ -259,9 +262,8 @@ def _plan(
         keys = np.union1d(_corners(0, reach, sides), near)
         kept = keeps(0, head, positions[:, None] - offset, keys)
         tiles = np.unique(keys[kept.any(axis=0)] // size)
-        keys = tile_positions(tiles, size)
-        keys = keys[keys < reach]
-        blocks.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (0, head)))
+        rows, lengths = (start, stop), (reach, kv_len)
+        blocks.append(QueryBlock.of(rows, tiles, size, lengths, keeps, (0, head)))
     return tuple(blocks)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, tile_positions
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock
 from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near
 
 
@@ -140,11 +140,11 @@ class Choice:
             for row, start in enumerate(range(0, q_len, size)):
                 stop = min(start + size, q_len)
                 kept = some[b, h, row].nonzero()[0]
-                keys = tile_positions(kept, cells.key_size)
-                keys = keys[keys < (stop + kv_len - q_len if cells.causal else kv_len)]
                 # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
                 begin = int(np.append(whole[b, h, row, kept], False).argmin()) * cells.key_size
-                plan.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (b, h), begin))
+                lengths = stop + kv_len - q_len if cells.causal else kv_len, kv_len
+                rows, given = (start, stop), (kept, cells.key_size, lengths)
+                plan.append(QueryBlock.of(rows, *given, keeps, (b, h), begin))
             plans.append(tuple(plan))
         alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))

@@ -161,19 +161,16 @@ def drawn_mask(
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
-    some = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
-    part = np.zeros_like(some)
+    columns = tile_count(kv_len, tile)
+    kept = np.empty((len(plans), tile_count(q_len, tile), columns))  # Kept pairs of each tile.
     for head, plan in enumerate(plans):
         for row, block in enumerate(plan):
-            keys = block.positions // tile
-            some[head, row, keys] = True
-            part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
-    # The last tiles may end beyond the sequence, so they are not whole.
-    part[:, q_len // tile :] = True
-    part[:, :, kv_len // tile :] = True
+            seen = np.full(block.keys, block.rows[1] - block.rows[0])
+            seen[block.hidden_from :] -= block.hidden.sum(axis=0)
+            kept[head, row] = np.bincount(block.positions // tile, seen, columns)
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
-    tiles = (placed(x[None], device) for x in (some, some & ~part))
+    tiles = (placed(x[None], device) for x in (kept > 0, kept == tile * tile))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
 
 

@@ -102,22 +102,19 @@ class Ranks:
         """Return a context that times a part, if there is a timer."""
         return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
-    def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
-        """Check that a layout fits this rank. Without a layout, gather the lengths of all ranks.
+    def check(self, layout: Sharding, *shards: Tensor) -> None:
+        """Check that a layout fits this rank's tensors, shape [batch, heads, local_len, head_dim].
 
         Raises:
             BadInput: The layout has a wrong number of ranks, or a wrong length on this rank.
         """
-        if layout is None:
-            return Sharding.from_lengths(
-                self.all_gather(torch.tensor(length, device=device)).tolist()
-            )
         here = layout.length(self.rank % layout.world)
-        if layout.world != self.world or here != length:
-            raise BadInput(
-                f"layout: has {layout.world} ranks, {here} positions on this rank; give {self.world} ranks, {length} positions"
-            )
-        return layout
+        for x in shards:
+            if layout.world != self.world or x.shape[2] != here:
+                raise BadInput(
+                    f"layout: has {layout.world} ranks, {here} positions on this rank; "
+                    f"give {self.world} ranks, {x.shape[2]} positions"
+                )
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Gather x from all ranks, shape [world, *x.shape]."""
