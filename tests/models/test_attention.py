@@ -160,7 +160,6 @@ X = torch.zeros(1, 2, 4, 8)
     ("change", "message"),
     [
         ({"kind": "dens"}, "attention_type: 'dens' is not a known attention kind"),
-        ({"options": "window"}, "attention_options: 'window' is not a mapping; give names and"),
         ({"q": X[0]}, r"q, k, v: .* do not fit; give q \[batch, heads, q_len, head_dim\]"),
         ({"q": torch.zeros(1, 3, 4, 8)}, "q, k, v: .*heads a multiple of kv_heads"),
         ({"v": torch.zeros(1, 2, 5, 8)}, r"q, k, v: .*\[1, 2, 5, 8\] torch.float32 do not fit"),

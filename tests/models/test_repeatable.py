@@ -1,16 +1,12 @@
 """Results that do not depend on random numbers, on the length of a cache, or on other ranks."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 from nanolib.experiments.model.steps import Training
-from nanolib.meters.time import ranks
 from nanolib.models import attention
 from nanolib.models.attention.dynamic import _stand_out
-from nanolib.models.attention.ranks import Ranks
 from tests.models.inputs import qkv
 
 
@@ -53,14 +49,3 @@ def test_a_second_derivative_of_sparse_attention_is_refused_not_left_out():
     (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
-
-
-def test_a_barrier_waits_only_for_the_ranks_of_the_group(monkeypatch):
-    waited, group = [], SimpleNamespace()
-    timer = ranks.Timer()
-    Ranks(group, timer)
-    monkeypatch.setattr(ranks, "_ranks", lambda: 3)
-    monkeypatch.setattr(ranks.dist, "barrier", waited.append)
-    with timer.time_block("comm_x"):
-        pass
-    assert waited == [group]

@@ -41,7 +41,6 @@ class Timer:
 
     Attributes:
         seconds: Name of a section → time of each of its runs, s.
-        group: Process group whose ranks a barrier waits for, or None for all ranks.
 
     Raises:
         BadInput: There is no CUDA device.
@@ -53,7 +52,6 @@ class Timer:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             remedy = "give use_cuda=torch.cuda.is_available()"
             raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
-        self.group = None
         self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
         self._inner = []  # for each open section, the time of its inner sections, s
@@ -63,7 +61,7 @@ class Timer:
         """Time the context as a run of the section `name`, without the time of inner sections."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
-                dist.barrier(self.group)
+                dist.barrier()
         with self._timed(name):
             yield
 

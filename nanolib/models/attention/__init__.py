@@ -69,10 +69,6 @@ def parse_options(kind: str, options: Any = None) -> Any:
     model = _module(kind).Options
     if isinstance(options, model):
         return options
-    if options is not None and not isinstance(options, Mapping):
-        raise BadInput(
-            f"attention_options: {shown(options)} is not a mapping; give names and values"
-        )
     return model(**(options or {}))
 
 

@@ -34,7 +34,6 @@ def ring_attention(
     *,
     layout: Sharding,
     causal: bool = True,
-    group: Any = None,
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
@@ -47,7 +46,6 @@ def ring_attention(
         v: This rank's values, with the shape of `k`.
         layout: Positions of the tokens on each rank.
         causal: Whether a query sees only keys at or before its own position.
-        group: Process group, or None for all ranks.
         overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
             hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
@@ -59,7 +57,7 @@ def ring_attention(
         BadInput: The shapes do not fit each other or the layout.
     """
     check_shapes(q, k, v)
-    ranks = Ranks(group, timer)
+    ranks = Ranks(timer)
     ranks.check(layout, q, k)
     return _Ring.apply(q, k, v, causal, layout, ranks, overlap)
 

@@ -37,7 +37,6 @@ def tree_attention_decode(
     *,
     layout: Sharding,
     algorithm: str = "fused",
-    group: Any = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute attention of the newest token over keys that are sharded across ranks.
@@ -52,7 +51,6 @@ def tree_attention_decode(
             the denominator and the numerator in separate messages. `fused` sums the denominator
             and the numerator in one message. `gather` gathers o_r and lse_r from all ranks. `ring`
             passes keys and values around the ranks, and `pass_q` passes queries.
-        group: Process group, or None for all ranks.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
@@ -67,7 +65,7 @@ def tree_attention_decode(
     check_shapes(q, k, v)
     if q.shape[2] != 1:
         raise BadInput(f"q: {q.shape[2]} tokens per sequence; decoding takes one new token")
-    ranks = Ranks(group, timer)
+    ranks = Ranks(timer)
     ranks.check(layout, k)
     return _BY_NAME[algorithm](_Decode(q, k, v, layout, ranks)).to(q.dtype)
 

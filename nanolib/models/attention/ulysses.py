@@ -24,7 +24,6 @@ def ulysses_attention(
     *,
     layout: Sharding,
     causal: bool = True,
-    group: Any = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute dense attention over a sequence that is sharded across ranks, with a backward pass.
@@ -37,7 +36,6 @@ def ulysses_attention(
         v: This rank's values, with the shape of `k`.
         layout: Positions of the tokens on each rank, with one piece per rank.
         causal: Whether a query sees only keys at or before its own position.
-        group: Process group, or None for all ranks.
         timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
 
     Returns:
@@ -47,7 +45,7 @@ def ulysses_attention(
         BadInput: The shapes do not fit each other or the layout, or the heads do not fit the ranks.
     """
     check_shapes(q, k, v)
-    ranks = Ranks(group, timer)
+    ranks = Ranks(timer)
     world = ranks.world
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
