@@ -19,7 +19,6 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
     DYNAMIC,
-    TABLED,
     WINDOWED,
     MaskMod,
     Options,
@@ -195,9 +194,6 @@ def static_mask(
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of different masks.
         size: Side of each tile, in tokens, or None for `block_size`.
-
-    Raises:
-        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     options = with_window(options, q_len, kv_len, causal)
     size, hides_future = size or options.block_size, options.hides_future(causal)
@@ -213,14 +209,7 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     """Replace a requested sparsity by the largest window with at least this sparsity.
 
     If no window has this sparsity, the function sets a window of 1.
-
-    Raises:
-        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
-    if q_len > kv_len and options.pattern in TABLED:
-        raise BadInput(
-            "q: has more queries than keys, and the pattern looks up key positions; give fewer queries, or use pattern window"
-        )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
 
@@ -258,8 +247,7 @@ def _plan(
         stop = min(start + size, q_len)
         reach = stop + offset if causal else kv_len
         positions = _corners(start + offset, stop + offset, sides)
-        near = positions[(positions >= 0) & (positions < kv_len)]
-        keys = np.union1d(_corners(0, reach, sides), near)
+        keys = np.union1d(_corners(0, reach, sides), positions)
         kept = keeps(0, head, positions[:, None] - offset, keys)
         tiles = np.unique(keys[kept.any(axis=0)] // size)
         rows, lengths = (start, stop), (reach, kv_len)
