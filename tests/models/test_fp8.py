@@ -79,7 +79,7 @@ def _model(**changes):
 def test_a_converted_model_is_audited_and_keeps_its_head():
     model = _model()
     weights = {name: id(p) for name, p in model.named_parameters()}
-    found = fp8.convert(model, "tensorwise")
+    found = fp8.convert(model, "tensorwise", emulate=True)
     assert [name for name, converted in found.items() if not converted] == ["head"]
     assert {name: id(p) for name, p in model.named_parameters()} == weights
     with torch.autocast("cpu", torch.bfloat16):
@@ -98,7 +98,9 @@ def test_hooks_of_an_emulated_layer_run_once_under_autocast():
 def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs, excluded = _model(), _model(), ["head", "blocks.0.*"]
     fp8._convert_with_torchao(theirs, "rowwise", fp8.chosen_layers(theirs, excluded), emulate=True)
-    assert fp8.convert(ours, "rowwise", excluded_modules=excluded) == fp8.audit(theirs)
+    assert fp8.convert(ours, "rowwise", emulate=True, excluded_modules=excluded) == fp8.audit(
+        theirs
+    )
     ids = torch.randint(256, (2, 16))
     assert torch.equal(ours(ids), theirs(ids))
 
@@ -126,7 +128,7 @@ def test_what_cannot_be_converted_is_told_by_name_and_nothing_is_changed(
 ):
     model = _model(d_ff=d_ff)
     with pytest.raises(BadInput, match=words):
-        fp8.convert(model, recipe, excluded_modules=excluded)
+        fp8.convert(model, recipe, emulate=True, excluded_modules=excluded)
     assert not any(fp8.audit(model).values())
 
 

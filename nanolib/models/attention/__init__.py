@@ -4,7 +4,6 @@ The module of each attention defines:
 
 - `Options`, a `StrictModel`
 - `attend(q, k, v, *, causal, options)`
-- `work(q_len, kv_len, *, causal, options)`
 
 Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
 attention `sparse` is a function in `patterns` or `dynamic`.
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
-from nanolib.models.attention.reference import Work
+from nanolib.models.attention import block_mask
+from nanolib.models.attention.reference import Work, dense_work
 
 __all__ = [
     "Work",
@@ -174,8 +174,9 @@ def work(
     """
     _check_lengths(q_len, kv_len)
     options = parse_options(kind, options)
-    more = {"heads": heads} if kind in ("flex", "sparse") else {}
-    return _module(kind).work(q_len, kv_len, causal=causal, options=options, **more)
+    if kind in ("flex", "sparse"):
+        return block_mask.work(q_len, kv_len, causal, options, heads)
+    return None if kind == "own" else dense_work(q_len, kv_len, causal)
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

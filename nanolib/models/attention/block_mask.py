@@ -167,7 +167,7 @@ class BlockMask:
         return torch.from_numpy(self.mask_mod(b, h, queries[:, None], np.arange(self.kv_len)))
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int = 1) -> Work | None:
+def work(q_len: int, kv_len: int, causal: bool, options: Options, heads: int) -> Work | None:
     """Count the query-key pairs and tiles that a pattern keeps. See `attention.work`."""
     if options.pattern in DYNAMIC:
         return None

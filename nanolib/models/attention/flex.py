@@ -18,7 +18,6 @@ from nanolib.models.attention.block_mask import (
     mask_shape,
     static_mask,
     with_window,
-    work,
 )
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
@@ -26,8 +25,6 @@ from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.attention.reference import tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import detect_fake_mode
-
-__all__ = ["Options", "attend", "work"]
 
 _KERNEL_TILE = 128  # The side of a GPU kernel's tile must be a multiple of 128.
 _LEAST_HEAD_DIM = 16
