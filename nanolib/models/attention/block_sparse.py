@@ -24,7 +24,12 @@ from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 from nanolib.models.attention.reference import tile_count
-from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
+from nanolib.torch_internals import (
+    FakeTensor,
+    detect_fake_mode,
+    disable_dispatch_modes,
+    dispatch_modes,
+)
 
 # Number of scores in one matrix product. In float32, the scores use 1 MiB of a core's cache.
 _SCORES = 2**18
@@ -52,7 +57,7 @@ class _BlockSparse(torch.autograd.Function):
         # The loop skips blocks without a key, so their output must be zero from the start.
         whole = all(block.keys for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
-        ctx.save_for_backward(q, k, v, out)
+        ctx.save_for_backward(q, k, v)
         ctx.mask, dtype = mask, wide_type(q)
         inputs = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
         _over_heads("forward", (inputs[0], out), inputs[1:], mask)
@@ -61,17 +66,14 @@ class _BlockSparse(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out = ctx.saved_tensors
+        q, k, v = ctx.saved_tensors
         dtype = wide_type(q)
         # Every block adds to these sums. In bfloat16, a large sum would lose small additions.
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
-        queries, keys, values, results, d_results = (
-            x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
-        )
-        by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
-        _over_heads("backward", by_query, by_key, ctx.mask)
+        queries, d_results, keys, values = (x.to(dtype).contiguous() for x in (q, d_out, k, v))
+        _over_heads("backward", (queries, d_results, dq), (keys, values, dk, dv), ctx.mask)
         # Deleting the inputs frees memory for the converted gradients.
-        del queries, keys, values, results, d_results, by_query, by_key
+        del queries, d_results, keys, values
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
@@ -164,7 +166,8 @@ def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
     for block in blocks:
         # In the tensor of keys, each head follows the previous head.
         pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
-        pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
+        with disable_dispatch_modes():  # The mask is not part of the memory of a call.
+            pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, block.start, block.unit
         converted.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
     buffers = q.new_empty(together * scores), q.new_empty(together * keys * head_dim)

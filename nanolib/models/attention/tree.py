@@ -99,9 +99,8 @@ def _sum(call: _Decode, packed: bool) -> Tensor:
         with ranks.time(name):
             sums[name] = ranks.all_reduce(x)
     with ranks.time("comp_final_output"):
-        den, num = (
-            sums.values() if not packed else sums["comm_sum_packed"].tensor_split([1], dim=-1)
-        )
+        found = [*sums.values()]
+        den, num = found[0].tensor_split([1], dim=-1) if packed else found
         return num / nonzero(den)
 
 
