@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import partial, ring, ulysses
+from nanolib.models.attention import attend, partial, ring, ulysses
 from nanolib.models.attention.partial import block_gradients, partial_attention, plain
 from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.ulysses import ulysses_attention
@@ -85,14 +85,12 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
     assert events == order
 
 
-def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
-    seen = []
-    note = lambda kind, *inputs, **rest: seen.extend(x.dtype for x in inputs) or inputs[0]  # noqa: E731
-    monkeypatch.setattr(ulysses, "attend", note)
-    for dtype in (torch.bfloat16, torch.float64):
-        q = torch.zeros(1, 2, 3, 8, dtype=dtype)
-        assert ulysses_attention(q, q, q, layout=Sharding.contiguous(3, 1)).dtype == dtype
-    assert seen == [torch.float32] * 3 + [torch.float64] * 3
+def test_ulysses_attends_in_the_wide_type_on_a_cpu():
+    q, k, v = (x.detach() for x in qkv(1, 2, 2, 30, 30))
+    given = [x.bfloat16() for x in (q, k, v)]
+    out = ulysses_attention(*given, layout=Sharding.contiguous(30, 1))
+    wide = attend("dense", *(x.float() for x in given), causal=True)
+    assert torch.equal(out, wide.bfloat16())
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
