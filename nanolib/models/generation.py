@@ -145,9 +145,8 @@ class HuggingFaceGeneration(Generation):
 
     def all_tokens(self) -> None:
         """Read the prompt, keep its cache to restart from, and choose all tokens after the prompt."""
-        self.prefill()
-        # No later token includes a prefill, because the prompt's cache exists from now on.
-        self._prompt_cache, self._tokens = self.cache, self.new_tokens
+        self.forget()
+        self._restart()  # No later token includes a prefill, because the prompt's cache exists now.
         for _ in range(self.new_tokens):
             self.decode()
 

@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
 from nanolib.models import attention
-from nanolib.models.training import next_token_loss
 
 
 class KVCache:
@@ -240,10 +239,6 @@ class Transformer(nn.Module):
         if cache and cache.position is None:
             cache.length += ids.shape[1]
         return self.norm(x)
-
-    def loss(self, ids: Tensor) -> Tensor:
-        """Compute `next_token_loss` of ids, shape [batch, length + 1]."""
-        return next_token_loss(self, ids)
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
         """Create an empty cache for a prompt and the tokens after the prompt."""

@@ -8,6 +8,7 @@ from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
 from nanolib.models import fp8
 from nanolib.models.fp8.casts import FORMATS, EmulatedLinear, EmulatedProduct, recipe_of, round_to
+from nanolib.models.training import next_token_loss
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -83,7 +84,7 @@ def test_a_converted_model_is_audited_and_keeps_its_head():
     assert [name for name, converted in found.items() if not converted] == ["head"]
     assert {name: id(p) for name, p in model.named_parameters()} == weights
     with torch.autocast("cpu", torch.bfloat16):
-        model.loss(torch.randint(256, (2, 17))).backward()
+        next_token_loss(model, torch.randint(256, (2, 17))).backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == p.dtype for p in model.parameters())
 
 

@@ -15,7 +15,7 @@ from nanolib.config import NanoConfig
 from nanolib.measurement import Measurements
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.sparse import watched_work
-from nanolib.models.training import train
+from nanolib.models.training import next_token_loss, train
 from nanolib.run.case import Case, Ceilings, over_seeds
 
 _TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Each stream has different batches of text.
@@ -99,7 +99,7 @@ def _batches(model: Transformer, stream: int, count: int, seed: int = 0) -> list
 def _loss(model: Transformer) -> float:
     """Return the loss on held-out text, nats per byte."""
     held_out = _batches(model, _HELD_OUT, _HELD_OUT_BATCHES)
-    return fmean(float(model.loss(ids)) for ids in held_out)
+    return fmean(float(next_token_loss(model, ids)) for ids in held_out)
 
 
 def _tuned_loss(model: Transformer, steps: int, seed: int) -> float:

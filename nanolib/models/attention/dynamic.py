@@ -158,8 +158,7 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 
     `sparsity` sets the number of kept tiles in a row.
     """
-    cells = _tiles(q, k, causal, options.block_size)
-    estimated = _tile_scores(q, k, cells)
+    cells, estimated = _tile_scores(q, k, causal, options.block_size)
     counts = cells.allowed.sum(dim=1, keepdim=True)
     kept = ((1 - options.tile_sparsity) * counts).round().clamp(min=1)
     ranked = estimated.masked_fill(cells.own, float("inf")).argsort(dim=-1, descending=True)
@@ -175,8 +174,7 @@ def threshold(
     nanolib estimates the attention of each tile. If causal, nanolib estimates the attention of
     earlier tiles only, because the mean key of a tile on the diagonal depends on later tokens.
     """
-    cells = _tiles(q, k, causal, options.block_size)
-    estimated = _tile_scores(q, k, cells)
+    cells, estimated = _tile_scores(q, k, causal, options.block_size)
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
     # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
@@ -185,28 +183,25 @@ def threshold(
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 
 
-def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
-    return cells_of(q.shape[2], k.shape[2], causal, size, size, 0, q.device)
-
-
-def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
+def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Cells, Tensor]:
     """Estimate the score of each tile from the mean of its queries and the mean of its keys.
 
     If causal, nanolib uses the first query of a tile instead of the mean, because the mean depends
     on later tokens.
 
     Returns:
-        Estimated scores, shape [batch, heads, query tiles, key tiles]. The score of a tile that
-        causality forbids is −inf.
+        The tiles, and their estimated scores, shape [batch, heads, query tiles, key tiles]. The
+        score of a tile that causality forbids is −inf.
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
-    size, q, k = cells.block_size, q.detach(), k.detach()
-    q_means = q[:, :, ::size].float() if cells.causal else _tile_means(q, size)
+    cells = cells_of(q.shape[2], k.shape[2], causal, size, size, 0, q.device)
+    q, k = q.detach(), k.detach()
+    q_means = q[:, :, ::size].float() if causal else _tile_means(q, size)
     # Query heads that share a key head are adjacent.
     grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
     scores = (grouped @ _tile_means(k, size).mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
-    return scores.masked_fill(~cells.allowed, float("-inf"))
+    return cells, scores.masked_fill(~cells.allowed, float("-inf"))
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
