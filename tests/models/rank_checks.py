@@ -6,9 +6,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from nanolib.compat import profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
-from nanolib.meters.time.ranks import Timer
 from nanolib.models.attention.ranks import Sharding, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
@@ -23,8 +21,6 @@ def check(_):
     return {
         "errors": dict([*_decode_errors(), *_sequence_errors()]),
         "traffic": _traffic(),
-        "profiled": _profiled(),
-        "messages": _messages(),
     }
 
 
@@ -114,34 +110,4 @@ def _traffic():
         rounds = sum(spy.call_count for spy in spies.values())
         counted = count_bytes(call, calls=2)
         found[algorithm] = [rounds, counted, traffic.rounds, sum(traffic.sent)]
-    return found
-
-
-def _profiled():
-    """Part of the profiled decode → how often a call timed it."""
-    q, k, v = torch.randn(1, 8, 1, 16), *torch.randn(2, 1, 2, 100, 16).unbind()
-    timer = Timer()
-    profiled_tree_attn_decode(q, k, v, timer)
-    return {name: len(times) for name, times in timer.seconds.items()}
-
-
-def _messages():
-    """Of bad input, the same on every rank, before anything is sent: how it should begin, and the message."""
-    world, x = dist.get_world_size(), torch.randn(1, 24, 6, 8)
-    fits, zigzag = (make(6 * world, world) for make in (Sharding.contiguous, Sharding.zigzag))
-    short, more = Sharding.contiguous(3 * world, world), Sharding.contiguous(6 * world, world + 1)
-    decode = tree_attention_decode
-    found = []
-    for start, attend, q, given in (
-        ("algorithm: 'trees' is not known", decode, x, {"layout": fits, "algorithm": "trees"}),
-        ("q, k, v: ", ring_attention, x[..., :4], {"layout": fits}),
-        ("q: 6 tokens per sequence; decoding takes one", decode, x, {"layout": fits}),
-        (f"layout: has {world} ranks, 3 positions", decode, x[:, :, :1], {"layout": short}),
-        (f"layout: has {world + 1} ranks, ", ring_attention, x, {"layout": more}),
-        ("layout: has several pieces per rank; give one", ulysses_attention, x, {"layout": zigzag}),
-    ):
-        try:
-            attend(q, x, x, **given)
-        except ValueError as error:
-            found.append([start, str(error)])
     return found

@@ -42,7 +42,6 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
             {"pattern": "document", "document_starts": [5, 4]},
             "document_starts: .* are not in rising order",
         ),
-        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
         (
             {"pattern": "own"},
             "mask_mod: '' does not name a function; write package.module:function",

@@ -10,6 +10,8 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, partial, ring, ulysses
 from nanolib.models.attention.partial import block_gradients, partial_attention, plain
 from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
@@ -47,19 +49,23 @@ def test_ranks_meet_and_send_as_the_formula_says(answers):
                 assert 1 <= counted / sent <= 1.05, algorithm
 
 
-def test_a_profiled_decode_times_its_components_and_the_wait_before_each_exchange(answers):
-    names = "comp_shard_kv comp_local_attention comm_max_lse comp_num_den comm_sum_den comm_sum_num"
-    counts = dict.fromkeys([*names.split(), "comp_final_output"], 1)
-    waits = {"wait": 3} if len(answers) > 1 else {}
-    for answer in answers:
-        assert answer["profiled"] == counts | waits
+X, FITS = torch.zeros(1, 24, 6, 8), {"layout": Sharding.contiguous(6, 1)}
 
 
-def test_every_rank_refuses_bad_input_before_anything_is_sent(answers):
-    for answer in answers:
-        assert len(answer["messages"]) == 6
-        for start, message in answer["messages"]:
-            assert message.startswith(start)
+@pytest.mark.parametrize(
+    ("attend", "q", "given", "message"),
+    [
+        (tree_attention_decode, X, FITS | {"algorithm": "trees"}, "algorithm: 'trees' is not"),
+        (tree_attention_decode, X, FITS, "q: 6 tokens per sequence; decoding takes one"),
+        (tree_attention_decode, X[:, :, :1], {"layout": Sharding.contiguous(3, 1)}, "layout: has"),
+        (ring_attention, X[..., :4], FITS, "q, k, v: "),
+        (ring_attention, X, {"layout": Sharding.contiguous(6, 2)}, "layout: has 2 ranks, 3 pos"),
+        (ulysses_attention, X, {"layout": Sharding.zigzag(6, 1)}, "layout: has several pieces"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(attend, q, given, message):
+    with pytest.raises(BadInput, match=f"^{message}"):
+        attend(q, X, X, **given)
 
 
 @pytest.mark.parametrize(
