@@ -82,7 +82,7 @@ class QueryBlock:
         """Number of keys."""
         return self.unit * len(self.pieces)
 
-    @property
+    @functools.cached_property
     def start(self) -> int:
         """Index of the first key if the keys are one range, otherwise −1."""
         first, last = self.pieces[[0, -1]].tolist()
