@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import BadInput
+from nanolib.meters.memory import fake_tensors
 from nanolib.models import attention
 from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.patterns import BY_CORNERS, static_mask_mod
@@ -179,7 +179,7 @@ def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, m
     (tmp_path / "mask_to_plan.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     options = {"pattern": "own", "mask_mod": "mask_to_plan:near"}
-    with FakeTensorMode(), torch.device("meta"):
+    with fake_tensors(), torch.device("meta"):
         x = torch.zeros(1, 1, 40, 8, device="cpu")
         attention.attend("sparse", x, x, x, causal=True, options=options)
     own, window = _model(**options), _model(pattern="window", window=20)

@@ -6,6 +6,7 @@ divide. The backward pass computes the scores again, block by block, so that mem
 linearly with the sequence length. On other devices, nanolib calls torch's SDPA for each block.
 """
 
+import contextlib
 import functools
 import threading
 import warnings
@@ -157,19 +158,22 @@ def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
     """
     heads, group, _, head_dim = q.shape
     blocks = [block for block in plan if block.keys]
+    without_modes = contextlib.nullcontext()
     if isinstance(q, FakeTensor):
         blocks = sorted(blocks, key=lambda block: block.scores)[-2:]
+        without_modes = disable_dispatch_modes()  # A mask is not part of the memory of a call.
     scores = group * max((block.scores for block in blocks), default=0)
     keys = max((block.keys for block in blocks), default=0)
     together = max(1, min(heads, _SCORES // max(1, scores)))
     converted = []
-    for block in blocks:
-        # In the tensor of keys, each head follows the previous head.
-        pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
-        with disable_dispatch_modes():  # The mask is not part of the memory of a call.
+    with without_modes:
+        for block in blocks:
+            # In the tensor of keys, each head follows the previous head.
+            pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
             pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
-        sizes = *block.rows, block.keys, block.start, block.unit
-        converted.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
+            sizes = *block.rows, block.keys, block.start, block.unit
+            rest = pieces, block.hidden_from, hidden, block.blind
+            converted.append(block_loops.Block(*sizes, *rest))
     buffers = q.new_empty(together * scores), q.new_empty(together * keys * head_dim)
     return block_loops.Schedule(converted, together, *buffers)
 
