@@ -153,7 +153,8 @@ def profiled_tree_attn_decode(
         ranks = Ranks()
         layout = Sharding.contiguous(k.shape[2], ranks.world)
         k, v = layout.take(k, ranks.rank), layout.take(v, ranks.rank)
-    return tree_attention_decode(q, k, v, algorithm="three_allreduce", timer=timer)
+    algorithm = "three_allreduce"
+    return tree_attention_decode(q, k, v, layout=layout, algorithm=algorithm, timer=timer)
 
 
 class MemoryProfiler:

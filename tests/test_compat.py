@@ -64,8 +64,14 @@ def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     done = ended(sys.executable, *launch, str(script), env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(f"rank {rank} of 2" in done.stdout for rank in range(2))
-    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]:
-        assert done.stdout.count(f"\n{part} ") == 2, part
+    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    parts = "comp_shard_kv comp_local_attention comm_max_lse comp_num_den comm_sum_den comm_sum_num"
+    for part, calls in [
+        *((part, 1) for part in parts.split()),
+        ("comp_final_output", 1),
+        ("wait", 3),
+    ]:
+        assert rows.count([part, str(calls)]) == 2, part
 
 
 def test_the_memory_profiler_counts_live_bytes():

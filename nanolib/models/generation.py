@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanolib.measurement import Unsupported
 from nanolib.models import optimize
-from nanolib.models.transformer import StaticCache, Transformer
+from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
 WITHOUT_DECODING = "new_tokens: 0 in notebook model, or phases: [training_step] in notebook energy"
@@ -83,7 +83,10 @@ class CapturedGeneration(Generation):
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
         self.token = self.token.clone()  # The graph reads and writes the token in place.
-        self._static = StaticCache(self.cache)
+        for buffer in self.cache.tensors:
+            buffer.zero_()  # Masked values get weight 0, but NaN · 0 is NaN.
+        self._positions = torch.arange(self.cache.keys[0].shape[2], device=prompt.device)
+        self._position = self._positions[:1].clone()
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -98,7 +101,7 @@ class CapturedGeneration(Generation):
         """Read the last token, and choose the next token."""
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
-        self._static.start.fill_(self.cache.length)
+        self._position.fill_(self.cache.length)
         if self._graph is None:
             token = self.token.clone()
             self._graph, _ = optimize.captured(self._step)
@@ -107,7 +110,13 @@ class CapturedGeneration(Generation):
         self.cache.length += 1
 
     def _step(self) -> Tensor:
-        return self.token.copy_(self.model.decode(self.token, self._static).argmax(dim=-1))
+        self.cache.position, self.cache.seen = (
+            self._position,
+            (self._positions <= self._position)[None],
+        )
+        logits = self.model.decode(self.token, self.cache)
+        self.cache.position = self.cache.seen = None  # The prompt has another number of tokens.
+        return self.token.copy_(logits.argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):
@@ -136,9 +145,8 @@ class HuggingFaceGeneration(Generation):
 
     def all_tokens(self) -> None:
         """Read the prompt, keep its cache to restart from, and choose all tokens after the prompt."""
-        self.prefill()
-        # No later token includes a prefill, because the prompt's cache exists from now on.
-        self._prompt_cache, self._tokens = self.cache, self.new_tokens
+        self.forget()
+        self._restart()  # No later token includes a prefill, because the prompt's cache exists now.
         for _ in range(self.new_tokens):
             self.decode()
 

@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
 from nanolib.models import attention
-from nanolib.models.training import next_token_loss
 
 
 class KVCache:
@@ -20,7 +19,14 @@ class KVCache:
         scores: Scores of each layer, shape [batch, 1, max_len]. The pattern `dca` chooses global
             tokens by these scores. The list is empty for other patterns.
         length: Number of filled positions.
+        position: Position of the next token, int64 [1], while a CUDA graph is captured, and None
+            otherwise. The graph needs fixed shapes, so a token then attends to the whole buffers
+            under the mask `seen`, and `length` does not change.
+        seen: Whether the next token sees a position, bool [1, max_len].
     """
+
+    position: Tensor | None = None
+    seen: Tensor | None = None
 
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
@@ -43,49 +49,17 @@ class KVCache:
         return [*self.keys, *self.values, *self.scores]
 
     @property
-    def start(self) -> int:
+    def start(self) -> int | Tensor:
         """The position of the next token."""
-        return self.length
+        return self.length if self.position is None else self.position
 
     def append(self, buffer: Tensor, x: Tensor) -> Tensor:
         """Write `x` after the filled positions of a buffer, and return all filled positions."""
+        if self.position is not None:
+            return buffer.index_copy_(2, self.position, x)
         stop = self.length + x.shape[2]
         buffer[:, :, self.length : stop] = x
         return buffer[:, :, :stop]
-
-
-class StaticCache:
-    """The buffers of a `KVCache`, with the fixed shapes and addresses that a CUDA graph needs.
-
-    `attend` writes the key and value of a token at the position `start`. The token attends to the
-    whole buffers under a mask.
-
-    Args:
-        cache: Cache that provides the buffers. The `length` of this cache does not change.
-
-    Attributes:
-        start: Position of the next token, int64 [1]. The caller sets this position.
-    """
-
-    def __init__(self, cache: KVCache) -> None:
-        self._keys, self._values, self.length = cache.keys, cache.values, cache.length
-        for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = 0  # Masked values get weight 0, but NaN · 0 is NaN.
-        device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
-        self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
-        self._positions = torch.arange(max_len, device=device)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's key and value, and attend to all tokens so far."""
-        keys = self._keys[layer].index_copy_(2, self.start, k)
-        values = self._values[layer].index_copy_(2, self.start, v)
-        seen = (self._positions <= self.start)[None]  # [1, max_len]
-        return F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
-        )
-
-
-Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
@@ -130,7 +104,7 @@ class Attention(nn.Module):
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         batch, length, _ = x.shape
@@ -141,19 +115,20 @@ class Attention(nn.Module):
         start = cache.start if cache else 0
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
-        if isinstance(cache, StaticCache):
-            out = cache.attend(layer, q, k, v)
-        else:
-            scores = None
-            if self.token_score is not None:
-                scores = self.token_score(x)[..., 0]
-                # The choice of tokens has no gradient. A factor of 1 on v gives scores a gradient.
-                v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-                scores = scores.detach()
-                if cache:
-                    scores = cache.append(cache.scores[layer], scores[:, None])[:, 0]
+        scores = None
+        if self.token_score is not None:
+            scores = self.token_score(x)[..., 0]
+            # The choice of tokens has no gradient. A factor of 1 on v gives scores a gradient.
+            v = v * (1 + (scores - scores.detach()))[:, None, :, None]
+            scores = scores.detach()
             if cache:
-                k, v = cache.append(cache.keys[layer], k), cache.append(cache.values[layer], v)
+                scores = cache.append(cache.scores[layer], scores[:, None])[:, 0]
+        if cache:
+            k, v = cache.append(cache.keys[layer], k), cache.append(cache.values[layer], v)
+        if cache and cache.seen is not None:
+            grouped = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.seen, enable_gqa=grouped)
+        else:
             given = {"causal": True, "options": self.options, "scores": scores}
             out = attention.attend(self.kind, q, k, v, **given)
         return self.out_proj(out.transpose(1, 2).flatten(2))
@@ -186,7 +161,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
@@ -232,7 +207,7 @@ class Transformer(nn.Module):
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Compute logits for every position.
 
         Args:
@@ -247,7 +222,7 @@ class Transformer(nn.Module):
         """
         return self.head(self.hidden(ids, cache))
 
-    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Compute the residual stream after the last norm, shape [batch, length, d_model]."""
         length = ids.shape[1] + (cache.length if cache else 0)
         if length > self.config.context_length:
@@ -261,13 +236,9 @@ class Transformer(nn.Module):
                 x = checkpoint(block, x, self.rope, cache, layer, use_reentrant=False)
             else:
                 x = block(x, self.rope, cache, layer)
-        if isinstance(cache, KVCache):
+        if cache and cache.position is None:
             cache.length += ids.shape[1]
         return self.norm(x)
-
-    def loss(self, ids: Tensor) -> Tensor:
-        """Compute `next_token_loss` of ids, shape [batch, length + 1]."""
-        return next_token_loss(self, ids)
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
         """Create an empty cache for a prompt and the tokens after the prompt."""
@@ -275,14 +246,13 @@ class Transformer(nn.Module):
             self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
         )
 
-    def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
+    def prefill(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Read a prompt into `cache`. Return the next token's logits, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
-    def decode(self, ids: Tensor, cache: Cache) -> Tensor:
+    def decode(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Read one token per sequence, ids of shape [batch], into `cache`.
 
-        Return the logits of the next token, shape [batch, vocab_size]. The caller sets the position
-        of a static cache.
+        Return the logits of the next token, shape [batch, vocab_size].
         """
         return self.prefill(ids[:, None], cache)

@@ -19,6 +19,11 @@ def even_distance(b, h, q_idx, kv_idx):
     return (q_idx - kv_idx) % (2 + h % 2) == 0
 
 
+def from_the_20th(b, h, q_idx, kv_idx):
+    """A user's mask: the first queries see no key."""
+    return (q_idx >= 20) & (kv_idx <= q_idx)
+
+
 def window_per_head(b, h, q_idx, kv_idx):
     """A user's mask: the second head sees more keys, from the 40th query on."""
     return q_idx - kv_idx < 40 + 9 * (h == 1)

@@ -6,16 +6,15 @@ from nanolib.models.transformer import Transformer
 from nanolib.models.user import build_model
 
 _LLAMA_NAMES = {
-    "embedding.": "model.embed_tokens.",
-    "blocks.": "model.layers.",
-    ".attention.out_proj.": ".self_attn.o_proj.",
+    "blocks": "model.layers",
+    "embedding": "model.embed_tokens",
+    ".attention.out_proj": ".self_attn.o_proj",
     ".attention.": ".self_attn.",
-    ".attention_norm.": ".input_layernorm.",
-    ".mlp_norm.": ".post_attention_layernorm.",
-    ".mlp.gate.": ".mlp.gate_proj.",
-    ".mlp.up.": ".mlp.up_proj.",
-    ".mlp.down.": ".mlp.down_proj.",
-    "norm.weight": "model.norm.weight",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate.": "gate_proj.",
+    "up.": "up_proj.",
+    "down.": "down_proj.",
     "head.": "lm_head.",
 }
 
@@ -45,10 +44,8 @@ def llama_like(model: Transformer) -> nn.Module:
     llama = build_model("hf:LlamaForCausalLM", options, device, config.dtype)
     weights = {}
     for name, x in model.state_dict().items():
-        renamed = name
         for ours, theirs in _LLAMA_NAMES.items():
-            if renamed.startswith(ours) or (ours.startswith(".") and ours in renamed):
-                renamed = renamed.replace(ours, theirs, 1)
-        weights[renamed] = x
+            name = name.replace(ours, theirs)
+        weights["model.norm.weight" if name == "norm.weight" else name] = x
     llama.load_state_dict(weights)
     return llama.train(model.training)

@@ -6,9 +6,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from nanolib.compat import profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
-from nanolib.meters.time.ranks import Timer
 from nanolib.models.attention.ranks import Sharding, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
@@ -23,8 +21,6 @@ def check(_):
     return {
         "errors": dict([*_decode_errors(), *_sequence_errors()]),
         "traffic": _traffic(),
-        "profiled": _profiled(),
-        "messages": _messages(),
     }
 
 
@@ -48,12 +44,10 @@ def _decode_errors():
             expected = masked_attention(q, k, v, causal_mask(1, layout.total))
             parts = layout.take(k, rank), layout.take(v, rank)
             for algorithm in ALGORITHMS:
-                for given in (None, layout):
-                    out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
-                    assert out.dtype == dtype and out.shape == q.shape
-                    shape = f"{batch} {heads}:{kv_heads} over {layout.pieces}"
-                    name = f"decode {shape} {dtype} {algorithm} layout={given is not None}"
-                    yield name, relative_error(out, expected)
+                out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=layout)
+                assert out.dtype == dtype and out.shape == q.shape
+                shape = f"{batch} {heads}:{kv_heads} over {layout.pieces}"
+                yield f"decode {shape} {dtype} {algorithm}", relative_error(out, expected)
 
 
 def _sequence_errors():
@@ -116,53 +110,4 @@ def _traffic():
         rounds = sum(spy.call_count for spy in spies.values())
         counted = count_bytes(call, calls=2)
         found[algorithm] = [rounds, counted, traffic.rounds, sum(traffic.sent)]
-    return found
-
-
-def _profiled():
-    """Part of the profiled decode → how often a call timed it."""
-    q, k, v = torch.randn(1, 8, 1, 16), *torch.randn(2, 1, 2, 100, 16).unbind()
-    timer = Timer()
-    profiled_tree_attn_decode(q, k, v, timer)
-    return {name: len(times) for name, times in timer.seconds.items()}
-
-
-def _messages():
-    """Of bad input, the same on every rank, before anything is sent: how it should begin, and the message."""
-    world, x = dist.get_world_size(), torch.randn(1, 24, 6, 8)
-    several, decode, ring, ulysses = (
-        functools.partial(attend, q, x)
-        for attend, q in (
-            (tree_attention_decode, x),
-            (tree_attention_decode, x[:, :, :1]),
-            (ring_attention, x),
-            (ulysses_attention, x),
-        )
-    )
-    short, zigzag = Sharding.contiguous(3 * world, world), Sharding.zigzag(6 * world, world)
-    more = Sharding.contiguous(6 * world + 6, world + 1)
-    both = f"give {world} ranks, 6 positions"
-    found = []
-    for start, attend, v, given in (
-        ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
-        ("q, k, v: ", decode, x[..., :4], {}),
-        ("q: 6 tokens per sequence; decoding takes one", several, x, {}),
-        (
-            f"layout: has {world} ranks, 3 positions on this rank; {both}",
-            decode,
-            x,
-            {"layout": short},
-        ),
-        (
-            f"layout: has {world + 1} ranks, 6 positions on this rank; {both}",
-            ring,
-            x,
-            {"layout": more},
-        ),
-        ("layout: has several pieces per rank; give one", ulysses, x, {"layout": zigzag}),
-    ):
-        try:
-            attend(v, **given)
-        except ValueError as error:
-            found.append([start, str(error)])
     return found

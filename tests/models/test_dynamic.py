@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nanolib.models.attention import dynamic
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.sparse import Options
 from tests.models.inputs import kept_tiles, masked_by, qkv
@@ -93,3 +94,13 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
             near |= {*_stand_out(pool, 6), *drawn.tolist()}
             wanted = {j for j in near if not causal or j <= position}
             assert {*seen[row].nonzero().flatten().tolist()} == wanted
+
+
+def test_among_equal_scores_dca_chooses_the_earlier_tokens_whatever_the_length():
+    scores = torch.zeros(1, 300, dtype=torch.float64)
+    scores[0, torch.arange(0, 200, 3)] = 1.0
+    known = torch.tensor([[200]])
+    short, long = (
+        dynamic._stand_out(scores[:, :n], known, 5)[0, 0].nonzero().flatten() for n in (200, 300)
+    )
+    assert short.tolist() == long.tolist() == [0, 3, 6, 9, 12]

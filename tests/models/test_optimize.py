@@ -93,3 +93,27 @@ def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, 
     rows = step.measure_prompt(Params(budget_s=1e-9), "cpu")
     rows.send(measure_phases(Timing(next(rows).phases, budget_s=1e-9)))
     assert len(list(rows)) == 1 and met == [8, 9, 10, 11]
+
+
+class Dropping(torch.nn.Module):
+    """A model with dropout, and with a weight that gets no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(300, 16), torch.nn.Linear(16, 300)
+        self.unused = torch.nn.Linear(3, 3)
+
+    def forward(self, ids):
+        return torch.nn.functional.dropout(
+            self.head(self.embedding(ids)), 0.5, self.training
+        ), "more"
+
+
+def test_a_model_that_draws_random_numbers_is_not_compared(monkeypatch):
+    step = Training(Dropping(), torch.randint(300, (2, 9)), "autocast_bfloat16")
+    assert not [*step.against_eager("autocast_bfloat16")]
+    assert [row.metric for row in step.against_eager("compile")] == ["latency"]
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, *_: x)
+    (row,) = step.against_eager("autocast_bfloat16")
+    assert row.method == "loss" and 0 < row.estimate < 0.01
+    assert not [*step.against_eager("checkpoint")]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import BadInput
+from nanolib.meters.memory import fake_tensors
 from nanolib.models import attention
 from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.patterns import BY_CORNERS, static_mask_mod
@@ -42,7 +42,6 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
             {"pattern": "document", "document_starts": [5, 4]},
             "document_starts: .* are not in rising order",
         ),
-        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
         (
             {"pattern": "own"},
             "mask_mod: '' does not name a function; write package.module:function",
@@ -180,7 +179,7 @@ def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, m
     (tmp_path / "mask_to_plan.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     options = {"pattern": "own", "mask_mod": "mask_to_plan:near"}
-    with FakeTensorMode(), torch.device("meta"):
+    with fake_tensors(), torch.device("meta"):
         x = torch.zeros(1, 1, 40, 8, device="cpu")
         attention.attend("sparse", x, x, x, causal=True, options=options)
     own, window = _model(**options), _model(pattern="window", window=20)

@@ -7,7 +7,7 @@ from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput
 from nanolib.models import text
 from nanolib.models.generation import generation_of
-from nanolib.models.training import train
+from nanolib.models.training import next_token_loss, train
 from nanolib.models.transformer import KVCache
 
 
@@ -37,7 +37,7 @@ def test_prefill_and_decode_agree_with_the_whole_sequence(kind, kv_heads):
 
 def test_the_score_of_dca_learns_and_is_counted():
     model = _tiny(**_sparse("dca"))
-    model.loss(generate_random_batch(2, 40, 300, seed=4)).backward()
+    next_token_loss(model, generate_random_batch(2, 40, 300, seed=4)).backward()
     for block in model.blocks:
         assert block.attention.token_score.weight.grad.abs().max() > 0
     assert sum(p.numel() for p in model.parameters()) == model.config.parameter_count

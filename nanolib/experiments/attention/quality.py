@@ -16,7 +16,7 @@ from nanolib.config import NanoConfig
 from nanolib.measurement import Measurements
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.sparse import watched_work
-from nanolib.models.training import train
+from nanolib.models.training import next_token_loss, train
 from nanolib.run.case import Case, Ceilings, over_seeds
 
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
@@ -88,7 +88,8 @@ def _batches(model: Transformer, count: int, seed: int | None) -> Iterator[torch
 @torch.no_grad()
 def _loss(model: Transformer) -> float:
     """Return the loss on held-out text, nats per byte."""
-    return fmean(float(model.loss(ids)) for ids in _batches(model, _HELD_OUT_BATCHES, None))
+    held_out = _batches(model, _HELD_OUT_BATCHES, None)
+    return fmean(float(next_token_loss(model, ids)) for ids in held_out)
 
 
 @functools.lru_cache(maxsize=64)  # All sparse attentions share the dense decoders.

@@ -40,13 +40,11 @@ class Timer:
 
     Attributes:
         seconds: Name of a section → time of each of its runs, s.
-        group: Process group whose ranks a barrier waits for, or None for all ranks.
     """
 
     def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None) -> None:
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
-        self.group = None
         self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
         self._inner = []  # for each open section, the time of its inner sections, s
@@ -56,7 +54,7 @@ class Timer:
         """Time the context as a run of the section `name`, without the time of inner sections."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
-                dist.barrier(self.group)
+                dist.barrier()
         with self._timed(name):
             yield
 

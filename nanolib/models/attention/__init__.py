@@ -4,7 +4,6 @@ The module of each attention defines:
 
 - `Options`, a `StrictModel`
 - `attend(q, k, v, *, causal, options)`
-- `work(q_len, kv_len, *, causal, options)`
 
 Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
 attention `sparse` is a function in `patterns` or `dynamic`.
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
-from nanolib.models.attention.reference import Work
+from nanolib.models.attention import block_mask
+from nanolib.models.attention.reference import Work, dense_work
 
 __all__ = [
     "Work",
@@ -69,10 +69,6 @@ def parse_options(kind: str, options: Any = None) -> Any:
     model = _module(kind).Options
     if isinstance(options, model):
         return options
-    if options is not None and not isinstance(options, Mapping):
-        raise BadInput(
-            f"attention_options: {shown(options)} is not a mapping; give names and values"
-        )
     return model(**(options or {}))
 
 
@@ -121,7 +117,8 @@ def attend(
     Args:
         kind: Name of the attention, one of `kinds()`.
         q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads.
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads, and kv_len
+            must be at least q_len.
         v: Values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
         scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
@@ -142,7 +139,7 @@ def attend(
         torch.Size([1, 2, 128, 16])
     """
     check_shapes(q, k, v)
-    _check_lengths(q.shape[2], k.shape[2], causal)
+    _check_lengths(q.shape[2], k.shape[2])
     if scale is not None:  # Every kernel multiplies the scores by head_dim ** -0.5.
         q = q * (scale * q.shape[-1] ** 0.5)
     given = {"causal": causal, "options": parse_options(kind, options)}
@@ -175,10 +172,11 @@ def work(
         >>> kept.kept / kept.total < 0.2
         True
     """
-    _check_lengths(q_len, kv_len, causal)
+    _check_lengths(q_len, kv_len)
     options = parse_options(kind, options)
-    more = {"heads": heads} if kind in ("flex", "sparse") else {}
-    return _module(kind).work(q_len, kv_len, causal=causal, options=options, **more)
+    if kind in ("flex", "sparse"):
+        return block_mask.work(q_len, kv_len, causal, options, heads)
+    return None if kind == "own" else dense_work(q_len, kv_len, causal)
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -204,11 +202,10 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_lengths(q_len: int, kv_len: int, causal: bool) -> None:
-    least = max(1, q_len) if causal else 1
-    if q_len < 1 or kv_len < least:
+def _check_lengths(q_len: int, kv_len: int) -> None:
+    if not 1 <= q_len <= kv_len:
         raise BadInput(
-            f"q, k: {q_len} queries over {kv_len} keys; give at least one of each, and if causal, at most as many queries as keys"
+            f"q, k: {q_len} queries over {kv_len} keys; give at least one query, and at least as many keys as queries"
         )
 
 

@@ -44,14 +44,12 @@ class Schedule(NamedTuple):
         heads: Number of heads in one matrix product.
         scores: Buffer for the scores of a block. A new allocation for each block would be slower.
         keys: Buffer for gathered keys.
-        scale: Factor that multiplies the scores.
     """
 
     blocks: List[Block]
     heads: int
     scores: Tensor
     keys: Tensor
-    scale: float
 
 
 def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, schedule: Schedule) -> None:
@@ -75,7 +73,6 @@ def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, schedule: Schedule) ->
 
 def backward(
     q: Tensor,
-    out: Tensor,
     d_out: Tensor,
     dq: Tensor,
     k: Tensor,
@@ -88,8 +85,7 @@ def backward(
 
     Args:
         q: Queries, shape [kv_heads, group, q_len, head_dim].
-        out: Output of `forward`, with the shape of `q`.
-        d_out: Gradient of the output.
+        d_out: Gradient of the output, with the shape of `q`.
         dq: Tensor to fill with the gradient of `q`.
         k: Keys, shape [kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
@@ -100,15 +96,15 @@ def backward(
         stop = min(start + schedule.heads, q.size(0))
         for block in schedule.blocks:
             queries = get_rows(q[start:stop], block)
-            results = get_rows(out[start:stop], block)
             d_results = get_rows(d_out[start:stop], block)
             part = get_keys(k[start:stop], block, schedule.keys)
             weights = softmax(queries, part, block, schedule)
             add_keys(dv[start:stop], torch.bmm(weights.transpose(1, 2), d_results), block)
             part = get_keys(v[start:stop], block, schedule.keys)
             d_scores = torch.bmm(d_results, part.transpose(1, 2))
-            d_scores.sub_((results * d_results).sum(dim=-1, keepdim=True))
-            d_scores.mul_(weights).mul_(schedule.scale)
+            # The softmax's backward pass works row by row, so it can write to its input.
+            torch._softmax_backward_data(d_scores, weights, -1, q.dtype, grad_input=d_scores)
+            d_scores.mul_(q.size(3) ** -0.5)
             part = get_keys(k[start:stop], block, schedule.keys)
             set_rows(dq[start:stop], torch.bmm(d_scores, part), block)
             add_keys(dk[start:stop], torch.bmm(d_scores.transpose(1, 2), queries), block)
@@ -128,7 +124,8 @@ def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> 
     """Compute attention weights, shape [heads, group · rows, keys]. Hidden keys get weight 0."""
     heads, height = queries.size(0), queries.size(1)
     scores = schedule.scores[: heads * height * block.keys].view(heads, height, block.keys)
-    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=schedule.scale, out=scores)
+    scale = queries.size(2) ** -0.5
+    torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=scale, out=scores)
     by_head = scores.view(-1, block.last - block.first, block.keys)
     if block.hidden.numel() > 0:
         by_head[:, :, block.hidden_from :].masked_fill_(block.hidden, float("-inf"))

@@ -6,6 +6,7 @@ the same blocks as a run.
 
 import bisect
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -18,7 +19,6 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
     DYNAMIC,
-    TABLED,
     WINDOWED,
     MaskMod,
     Options,
@@ -27,8 +27,6 @@ from nanolib.models.attention.patterns import (
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
-Run = tuple[int, int]  # [start, stop)
-
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
@@ -36,16 +34,14 @@ class QueryBlock:
 
     Attributes:
         rows: Range [start, stop) of the queries.
-        runs: Ranges [start, stop) of the keys, in order, with gaps between them.
         unit: Number of keys in each piece. The keys of the block consist of such pieces. `unit`
             divides the length of the sequence and the start of each piece.
-        pieces: Indices of the pieces, int64.
+        pieces: Indices of the pieces, in order, int64.
         hidden_from: Index of the first key that at least one query of the block does not see.
         hidden: Whether a query does not see a key, bool [rows, keys from `hidden_from` on].
     """
 
-    rows: Run
-    runs: tuple[Run, ...]
+    rows: tuple[int, int]
     unit: int
     pieces: np.ndarray
     hidden_from: int
@@ -54,47 +50,53 @@ class QueryBlock:
     @classmethod
     def of(
         cls,
-        rows: Run,
-        keys: np.ndarray,
-        kv_len: int,
+        rows: tuple[int, int],
+        tiles: np.ndarray,
+        size: int,
+        lengths: tuple[int, int],
         mask_mod: MaskMod,
         head: tuple[int, int],
         begin: int = 0,
     ) -> Self:
-        """Create a block from its keys.
+        """Create a block from its tiles of keys.
 
         Args:
             rows: Range [start, stop) of the queries.
-            keys: Keys that the block attends to, in order, int64.
-            kv_len: Number of keys of the sequence.
+            tiles: Indices of the tiles that the block attends to, in order, int64.
+            size: Number of keys in each tile.
+            lengths: Number of leading keys that the block may see, and number of all keys.
             mask_mod: Mask of the queries and keys.
             head: Index of the sequence and of the head in the mask.
             begin: Index of the first key for which to evaluate the mask. All queries see the
                 earlier keys.
         """
+        keys = tile_positions(tiles, size)
+        keys = keys[keys < lengths[0]]
+        unit = math.gcd(size, *lengths)
         kept = mask_mod(*head, np.arange(*rows)[:, None], keys[begin:])
-        edges = np.flatnonzero(np.diff(keys) > 1) + 1
-        starts = keys[np.r_[0, edges][: len(keys)]]
-        stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
-        unit = int(np.gcd.reduce([kv_len, *starts, *stops]))
         first = int(np.append(kept.all(axis=0), False).argmin())
-        runs = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
-        return cls(rows, runs, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
+        return cls(rows, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
 
     @property
     def keys(self) -> int:
         """Number of keys."""
         return self.unit * len(self.pieces)
 
+    @functools.cached_property
+    def start(self) -> int:
+        """Index of the first key if the keys are one range, otherwise −1."""
+        first, last = self.pieces[[0, -1]].tolist()
+        return first * self.unit if last - first == len(self.pieces) - 1 else -1
+
     @property
-    def height(self) -> int:
-        """Number of queries."""
-        return self.rows[1] - self.rows[0]
+    def scores(self) -> int:
+        """Number of query-key pairs that the kernel computes."""
+        return (self.rows[1] - self.rows[0]) * self.keys
 
     @property
     def kept(self) -> int:
         """Number of query-key pairs that the block keeps."""
-        return self.height * self.keys - int(self.hidden.sum())
+        return self.scores - int(self.hidden.sum())
 
     @functools.cached_property
     def blind(self) -> bool:
@@ -165,7 +167,7 @@ class BlockMask:
         return torch.from_numpy(self.mask_mod(b, h, queries[:, None], np.arange(self.kv_len)))
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int = 1) -> Work | None:
+def work(q_len: int, kv_len: int, causal: bool, options: Options, heads: int) -> Work | None:
     """Count the query-key pairs and tiles that a pattern keeps. See `attention.work`."""
     if options.pattern in DYNAMIC:
         return None
@@ -192,9 +194,6 @@ def static_mask(
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of different masks.
         size: Side of each tile, in tokens, or None for `block_size`.
-
-    Raises:
-        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     options = with_window(options, q_len, kv_len, causal)
     size, hides_future = size or options.block_size, options.hides_future(causal)
@@ -210,14 +209,7 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     """Replace a requested sparsity by the largest window with at least this sparsity.
 
     If no window has this sparsity, the function sets a window of 1.
-
-    Raises:
-        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
-    if q_len > kv_len and options.pattern in TABLED:
-        raise BadInput(
-            "q: has more queries than keys, and the pattern looks up key positions; give fewer queries, or use pattern window"
-        )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
 
@@ -255,13 +247,11 @@ def _plan(
         stop = min(start + size, q_len)
         reach = stop + offset if causal else kv_len
         positions = _corners(start + offset, stop + offset, sides)
-        near = positions[(positions >= 0) & (positions < kv_len)]
-        keys = np.union1d(_corners(0, reach, sides), near)
+        keys = np.union1d(_corners(0, reach, sides), positions)
         kept = keeps(0, head, positions[:, None] - offset, keys)
         tiles = np.unique(keys[kept.any(axis=0)] // size)
-        keys = tile_positions(tiles, size)
-        keys = keys[keys < reach]
-        blocks.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (0, head)))
+        rows, lengths = (start, stop), (reach, kv_len)
+        blocks.append(QueryBlock.of(rows, tiles, size, lengths, keeps, (0, head)))
     return tuple(blocks)
 
 

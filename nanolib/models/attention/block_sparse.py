@@ -6,8 +6,8 @@ divide. The backward pass computes the scores again, block by block, so that mem
 linearly with the sequence length. On other devices, nanolib calls torch's SDPA for each block.
 """
 
+import contextlib
 import functools
-import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,11 +24,16 @@ from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
-from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
+from nanolib.models.attention.reference import tile_count
+from nanolib.torch_internals import (
+    FakeTensor,
+    detect_fake_mode,
+    disable_dispatch_modes,
+    dispatch_modes,
+)
 
 # Number of scores in one matrix product. In float32, the scores use 1 MiB of a core's cache.
 _SCORES = 2**18
-_Heads = list[tuple[int, int]]  # Each pair is the index of a sequence and of a key head.
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
@@ -44,106 +49,37 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
         Output with the shape and dtype of `q`. The output of a query without any key is zero.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
-    return kernel(q, k, v, mask, q.shape[-1] ** -0.5)
+    return kernel(q, k, v, mask)
 
 
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
         # The loop skips blocks without a key, so their output must be zero from the start.
-        whole = all(block.runs for plan in mask.plans for block in plan)
+        whole = all(block.keys for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
-        ctx.save_for_backward(q, k, v, out)
-        ctx.mask, ctx.scale, dtype = mask, scale, wide_type(q)
+        ctx.save_for_backward(q, k, v)
+        ctx.mask, dtype = mask, wide_type(q)
         inputs = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
-        _over_heads("forward", (inputs[0], out), inputs[1:], mask, scale)
+        _over_heads("forward", (inputs[0], out), inputs[1:], mask)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out = ctx.saved_tensors
+        q, k, v = ctx.saved_tensors
         dtype = wide_type(q)
         # Every block adds to these sums. In bfloat16, a large sum would lose small additions.
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
-        queries, keys, values, results, d_results = (
-            x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
-        )
-        by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
-        _over_heads("backward", by_query, by_key, ctx.mask, ctx.scale)
+        queries, d_results, keys, values = (x.to(dtype).contiguous() for x in (q, d_out, k, v))
+        _over_heads("backward", (queries, d_results, dq), (keys, values, dk, dv), ctx.mask)
         # Deleting the inputs frees memory for the converted gradients.
-        del queries, keys, values, results, d_results, by_query, by_key
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
-
-
-def _key_heads(k: Tensor) -> _Heads:
-    return list(itertools.product(range(k.shape[0]), range(k.shape[1])))
-
-
-def _calls(
-    q: Tensor, k: Tensor, mask: BlockMask, heads: _Heads
-) -> Iterator[tuple[int, slice, slice, Plan]]:
-    """Split heads into calls of a loop, by sequence if heads share a mask, otherwise by query head.
-
-    Args:
-        q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        mask: Block mask for the lengths of `q` and `k`.
-        heads: Key heads to compute.
-
-    Yields:
-        Index of the sequence, query heads, key heads, and the blocks that these heads share.
-    """
-    group = q.shape[1] // k.shape[1]
-    if mask.shared:
-        for b, some in itertools.groupby(heads, key=lambda head: head[0]):
-            numbers = [h for _, h in some]
-            first, last = numbers[0], numbers[-1] + 1
-            yield b, slice(first * group, last * group), slice(first, last), mask.plans[0]
-        return
-    for b, kv_head in heads:
-        for h in range(kv_head * group, (kv_head + 1) * group):
-            yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), mask.plan(b * q.shape[1] + h)
-
-
-def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
-    """Return the heads per product, and the numbers of scores and keys that the buffers contain."""
-    most = max((block.keys for block in blocks), default=0)
-    scores = max((block.height for block in blocks), default=0) * group * most
-    together = max(1, min(heads, _SCORES // max(1, scores)))
-    return together, together * scores, together * most
-
-
-def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
-    """Return the peak memory of a loop in bytes, without its inputs and outputs.
-
-    At the peak, the loop uses the buffers for scores and keys, and the rows of a block. The loop
-    copies these rows if heads share their keys. The backward pass also uses the gradients of the
-    scores of two neighboring blocks.
-    """
-    heads, group = (k.shape[1], q.shape[1] // k.shape[1]) if mask.shared else (1, 1)
-    most = 0
-    for plan in mask.plans:
-        blocks = [block for block in plan if block.runs]
-        together, scores, keys = _buffer_sizes(blocks, group, heads)
-        rows = together * group * q.shape[-1] * max((block.height for block in blocks), default=0)
-        buffers, copies = scores + keys * q.shape[-1], rows * (group > 1 and len(plan) > 1)
-        if name == "forward":
-            most = max(most, buffers + copies + rows)
-            continue
-        sizes = [together * group * block.height * block.keys for block in blocks]
-        neighbors = map(sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])]))
-        beyond = max([scores + max(rows, keys * q.shape[-1]), *neighbors])
-        most = max(most, buffers + 3 * copies + beyond)
-    return most * q.itemsize
+        del queries, d_results, keys, values
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
 def _over_heads(
-    name: str,
-    by_query: tuple[Tensor, ...],
-    by_key: tuple[Tensor, ...],
-    mask: BlockMask,
-    scale: float,
+    name: str, by_query: tuple[Tensor, ...], by_key: tuple[Tensor, ...], mask: BlockMask
 ) -> None:
     """Run a loop of `block_loops` over all key heads, on several threads if possible.
 
@@ -151,35 +87,30 @@ def _over_heads(
     dispatch mode is active, the plain loop therefore runs in the calling thread.
     """
     q, k = by_query[0], by_key[0]
-    if isinstance(q, FakeTensor):  # A memory plan counts the bytes of a loop without running it.
-        torch.empty(loop_bytes(name, q, k, mask), dtype=torch.uint8)
-        return
-    modes = dispatch_modes()
+    count, modes = k.shape[0] * k.shape[1], dispatch_modes()
+    if isinstance(q, FakeTensor):  # In a plan, one product of heads uses as much memory as all.
+        scores = max(block.scores for plan in mask.plans for block in plan)
+        product = max(1, _SCORES // max(1, scores * q.shape[1] // k.shape[1]))
+        count = min(k.shape[1], product)
     loop = getattr(block_loops, name) if modes else compiled_loop(name)
 
-    def run(heads: _Heads) -> None:
-        for b, queries, kv, plan in _calls(q, k, mask, heads):
-            count = kv.stop - kv.start
-            loop(
-                *(x[b, queries].unflatten(0, (count, -1)) for x in by_query),
-                *(x[b, kv] for x in by_key),
-                _schedule(
-                    plan, count, (queries.stop - queries.start) // count, q, k.shape[2], scale
-                ),
-            )
+    def run(first: int, last: int) -> None:
+        for b, queries, heads, plan in _calls(q, k, mask, first, last):
+            parts = [x[b, queries].unflatten(0, (heads.stop - heads.start, -1)) for x in by_query]
+            # No variable keeps the buffers of a schedule until the next schedule.
+            loop(*parts, *(x[b, heads] for x in by_key), _schedule(plan, parts[0], k.shape[2]))
 
-    heads = _key_heads(k)
-    threads = min(torch.get_num_threads(), len(heads))
+    threads = min(torch.get_num_threads(), count)
     if threads < 2 or modes:
         with torch.autocast("cpu", enabled=False):  # Other threads never autocast either.
-            run(heads)
+            run(0, count)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
         torch.set_num_threads(before // threads)  # The setting affects only this thread.
         with torch.inference_mode(inference), torch.no_grad():
-            run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
+            run(count * at // threads, count * (at + 1) // threads)
 
     try:
         list(_pool(threads).map(share, range(threads)))
@@ -188,22 +119,63 @@ def _over_heads(
         torch.set_num_threads(before)
 
 
-def _schedule(
-    plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
-) -> block_loops.Schedule:
-    """Convert the blocks of a mask to types that the loops accept, and allocate the buffers."""
-    blocks = [block for block in plan if block.runs]
-    together, scores, keys = _buffer_sizes(blocks, group, heads)
+def _calls(
+    q: Tensor, k: Tensor, mask: BlockMask, first: int, last: int
+) -> Iterator[tuple[int, slice, slice, Plan]]:
+    """Split heads into calls of a loop, by sequence if heads share a mask, otherwise by query head.
+
+    Args:
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        mask: Block mask for the lengths of `q` and `k`.
+        first: First key head, counted over all sequences.
+        last: Index after the last key head.
+
+    Yields:
+        Index of the sequence, query heads, key heads, and the blocks that these heads share.
+    """
+    kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
+    for b in range(first // kv_heads, tile_count(last, kv_heads)):
+        start, stop = max(0, first - b * kv_heads), min(kv_heads, last - b * kv_heads)
+        if mask.shared:
+            yield b, slice(start * group, stop * group), slice(start, stop), mask.plans[0]
+            continue
+        for h in range(start * group, stop * group):
+            at = h // group
+            yield b, slice(h, h + 1), slice(at, at + 1), mask.plan(b * q.shape[1] + h)
+
+
+def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
+    """Convert the blocks of a mask to types that the loops accept, and allocate the buffers.
+
+    In a memory plan, the schedule has only the two largest blocks, because the peak depends on two
+    neighboring blocks.
+
+    Args:
+        plan: Blocks that the heads share.
+        q: Queries, shape [kv_heads, group, q_len, head_dim].
+        kv_len: Number of keys.
+    """
+    heads, group, _, head_dim = q.shape
+    blocks = [block for block in plan if block.keys]
+    without_modes = contextlib.nullcontext()
+    if isinstance(q, FakeTensor):
+        blocks = sorted(blocks, key=lambda block: block.scores)[-2:]
+        without_modes = disable_dispatch_modes()  # A mask is not part of the memory of a call.
+    scores = group * max((block.scores for block in blocks), default=0)
+    keys = max((block.keys for block in blocks), default=0)
+    together = max(1, min(heads, _SCORES // max(1, scores)))
     converted = []
-    for block in blocks:
-        start = block.runs[0][0] if len(block.runs) == 1 else -1
-        # In the tensor of keys, each head follows the previous head.
-        pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
-        pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
-        sizes = *block.rows, block.keys, start, block.unit
-        converted.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
-    buffers = q.new_empty(scores), q.new_empty(keys * q.shape[-1])
-    return block_loops.Schedule(converted, together, *buffers, scale)
+    with without_modes:
+        for block in blocks:
+            # In the tensor of keys, each head follows the previous head.
+            pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
+            pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
+            sizes = *block.rows, block.keys, block.start, block.unit
+            rest = pieces, block.hidden_from, hidden, block.blind
+            converted.append(block_loops.Block(*sizes, *rest))
+    buffers = q.new_empty(together * scores), q.new_empty(together * keys * head_dim)
+    return block_loops.Schedule(converted, together, *buffers)
 
 
 @functools.cache
@@ -227,44 +199,46 @@ def compiled_loop(name: str) -> Callable[..., None]:
             return loop
 
 
-def attend_by_blocks(
-    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None
-) -> Tensor:
+def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
     """Compute attention block by block with torch's SDPA, on devices other than the CPU.
 
     The arguments are those of `attend`.
     """
     if mask.shared:
-        return _attend_by_plan(q, k, v, mask.plans[0], scale)
+        return _attend_by_plan(q, k, v, mask.plans[0])
     outs = []
-    for b, queries, kv, plan in _calls(q, k, mask, _key_heads(k)):
-        parts = q[b, queries][None], k[b, kv][None], v[b, kv][None]
-        outs.append(_attend_by_plan(*parts, plan, scale))
+    for b, queries, heads, plan in _calls(q, k, mask, 0, k.shape[0] * k.shape[1]):
+        outs.append(_attend_by_plan(q[b, queries], k[b, heads], v[b, heads], plan))
     return torch.cat(outs).view_as(q)
 
 
-def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None) -> Tensor:
-    outs, grouped = [], q.shape[1] != k.shape[1]
+def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+    """Compute attention of heads that share their blocks, shape [..., heads, length, head_dim]."""
+    outs, grouped = [], q.shape[-3] != k.shape[-3]
     for block in plan:
-        queries = q[:, :, slice(*block.rows)]
-        if not block.runs:
+        queries = q[..., slice(*block.rows), :]
+        if not block.keys:
             outs.append(torch.zeros_like(queries))
             continue
-        keys, values = (
-            torch.cat([x[:, :, slice(*run)] for run in block.runs], dim=2) for x in (k, v)
-        )
-        seen = _seen(block, q.device, detect_fake_mode()) if block.hidden.size else None
+        positions, seen = _placed(block, q.device, detect_fake_mode())
+        keys, values = k.index_select(-2, positions), v.index_select(-2, positions)
         out = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
+            queries, keys, values, attn_mask=seen, enable_gqa=grouped
         )
         # The output of a query without any key is zero, whatever the kernel computes.
         outs.append(out if seen is None else out.masked_fill(~seen.any(dim=1, keepdim=True), 0))
-    return torch.cat(outs, dim=2)
+    return torch.cat(outs, dim=-2)
 
 
 @functools.lru_cache(maxsize=256)
-def _seen(block: QueryBlock, device: torch.device, planning: object) -> Tensor:
-    """Copy a block's mask to a device only once, because the host waits for each copy."""
-    seen = np.ones((block.height, block.keys), dtype=bool)
+def _placed(block: QueryBlock, device: torch.device, planning: object) -> tuple[Tensor, Any]:
+    """Copy a block's positions and its mask, if any, to a device.
+
+    nanolib copies them only once, because the host waits for each copy.
+    """
+    positions = placed(block.positions, device)
+    if not block.hidden.size:
+        return positions, None
+    seen = np.ones((block.rows[1] - block.rows[0], block.keys), dtype=bool)
     seen[:, block.hidden_from :] = ~block.hidden
-    return placed(seen, device)
+    return positions, placed(seen, device)

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.reference import causal_mask, dense_work
+from nanolib.models.attention.reference import causal_mask
 from nanolib.params import StrictModel
 
 _BACKENDS = {
@@ -110,6 +110,3 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         is_causal=causal and square,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-
-
-work = dense_work

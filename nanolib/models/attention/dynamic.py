@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, pad
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, tile_positions
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock
 from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near
 
 
@@ -140,11 +140,11 @@ class Choice:
             for row, start in enumerate(range(0, q_len, size)):
                 stop = min(start + size, q_len)
                 kept = some[b, h, row].nonzero()[0]
-                keys = tile_positions(kept, cells.key_size)
-                keys = keys[keys < (stop + kv_len - q_len if cells.causal else kv_len)]
                 # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
                 begin = int(np.append(whole[b, h, row, kept], False).argmin()) * cells.key_size
-                plan.append(QueryBlock.of((start, stop), keys, kv_len, keeps, (b, h), begin))
+                lengths = stop + kv_len - q_len if cells.causal else kv_len, kv_len
+                rows, given = (start, stop), (kept, cells.key_size, lengths)
+                plan.append(QueryBlock.of(rows, *given, keeps, (b, h), begin))
             plans.append(tuple(plan))
         alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))
@@ -158,8 +158,7 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 
     `sparsity` sets the number of kept tiles in a row.
     """
-    cells = _tiles(q, k, causal, options.block_size)
-    estimated = _tile_scores(q, k, cells)
+    cells, estimated = _tile_scores(q, k, causal, options.block_size)
     counts = cells.allowed.sum(dim=1, keepdim=True)
     kept = ((1 - options.tile_sparsity) * counts).round().clamp(min=1)
     ranked = estimated.masked_fill(cells.own, float("inf")).argsort(dim=-1, descending=True)
@@ -175,8 +174,7 @@ def threshold(
     nanolib estimates the attention of each tile. If causal, nanolib estimates the attention of
     earlier tiles only, because the mean key of a tile on the diagonal depends on later tokens.
     """
-    cells = _tiles(q, k, causal, options.block_size)
-    estimated = _tile_scores(q, k, cells)
+    cells, estimated = _tile_scores(q, k, causal, options.block_size)
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
     # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
@@ -185,28 +183,25 @@ def threshold(
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 
 
-def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
-    return cells_of(q.shape[2], k.shape[2], causal, size, size, 0, q.device)
-
-
-def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
+def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Cells, Tensor]:
     """Estimate the score of each tile from the mean of its queries and the mean of its keys.
 
     If causal, nanolib uses the first query of a tile instead of the mean, because the mean depends
     on later tokens.
 
     Returns:
-        Estimated scores, shape [batch, heads, query tiles, key tiles]. The score of a tile that
-        causality forbids is −inf.
+        The tiles, and their estimated scores, shape [batch, heads, query tiles, key tiles]. The
+        score of a tile that causality forbids is −inf.
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
-    size, q, k = cells.block_size, q.detach(), k.detach()
-    q_means = q[:, :, ::size].float() if cells.causal else _tile_means(q, size)
+    cells = cells_of(q.shape[2], k.shape[2], causal, size, size, 0, q.device)
+    q, k = q.detach(), k.detach()
+    q_means = q[:, :, ::size].float() if causal else _tile_means(q, size)
     # Query heads that share a key head are adjacent.
     grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
     scores = (grouped @ _tile_means(k, size).mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
-    return scores.masked_fill(~cells.allowed, float("-inf"))
+    return cells, scores.masked_fill(~cells.allowed, float("-inf"))
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:

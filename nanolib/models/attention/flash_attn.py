@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.reference import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]
@@ -107,6 +106,3 @@ def call(version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
             f"flash_attn {version} refuses the input ({error or 'without a reason'}); use dense"
         ) from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
-
-
-work = dense_work

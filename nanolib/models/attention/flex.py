@@ -18,7 +18,6 @@ from nanolib.models.attention.block_mask import (
     mask_shape,
     static_mask,
     with_window,
-    work,
 )
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
@@ -26,8 +25,6 @@ from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.attention.reference import tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import detect_fake_mode
-
-__all__ = ["Options", "attend", "work"]
 
 _KERNEL_TILE = 128  # The side of a GPU kernel's tile must be a multiple of 128.
 _LEAST_HEAD_DIM = 16
@@ -161,19 +158,16 @@ def drawn_mask(
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
-    some = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
-    part = np.zeros_like(some)
+    columns = tile_count(kv_len, tile)
+    kept = np.empty((len(plans), tile_count(q_len, tile), columns))  # Kept pairs of each tile.
     for head, plan in enumerate(plans):
         for row, block in enumerate(plan):
-            keys = block.positions // tile
-            some[head, row, keys] = True
-            part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
-    # The last tiles may end beyond the sequence, so they are not whole.
-    part[:, q_len // tile :] = True
-    part[:, :, kv_len // tile :] = True
+            seen = np.full(block.keys, block.rows[1] - block.rows[0])
+            seen[block.hidden_from :] -= block.hidden.sum(axis=0)
+            kept[head, row] = np.bincount(block.positions // tile, seen, columns)
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
-    tiles = (placed(x[None], device) for x in (some, some & ~part))
+    tiles = (placed(x[None], device) for x in (kept > 0, kept == tile * tile))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
 
 

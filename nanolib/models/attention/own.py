@@ -56,10 +56,6 @@ def _function(name: str) -> Callable[..., Any]:
     return imported("attention_options.call", name)
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
-    """Return None, because the work of your own function is unknown."""
-
-
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
     """Convert a `mask_mod` of tensors to a `mask_mod` of numpy arrays.
 

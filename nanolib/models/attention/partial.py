@@ -1,4 +1,4 @@
-"""Compute attention over subsets of the keys, and merge the results by their log-sum-exp.
+"""Compute attention over some of the keys and its gradients, and merge by log-sum-exp.
 
 Without causality, queries that share a key head become rows of one matrix product. With causality,
 nanolib repeats the keys instead.
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_SCORE_BYTES = 2**25  # The scores of one slice of queries take at most 32 MiB.
+_SCORES = 2**23  # Largest number of scores of one slice of queries. In float32, they use 32 MiB.
 _LOWEST = -math.inf
 
 
@@ -74,34 +74,83 @@ def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tens
 
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp by two matrix products, if no fused kernel applies."""
-    k, v = (x.to(wide_type(q)) for x in (k, v))
-    parts = []
-    for rows in few_rows(q, k):
-        scores = masked_scores(q, k, causal, rows)
-        lse = torch.logsumexp(scores, dim=-1)
-        parts.append((torch.exp(scores - finite(lse)[..., None]) @ v, lse))
-    if len(parts) == 1:  # A single part, as in decoding, needs no copy.
-        return parts[0]
-    out, lse = zip(*parts, strict=True)
-    return torch.cat(out, dim=2), torch.cat(lse, dim=2)
+    out = torch.empty_like(q, dtype=wide_type(q))
+    lse = out.new_empty(q.shape[:3])
+    k, v = k.to(out.dtype), v.to(out.dtype)  # Convert keys and values once for all slices.
+    for rows, weights, log_sum in _weights(q, k, causal):
+        out[:, :, rows], lse[:, :, rows] = weights @ v, log_sum
+    return out, lse
 
 
-def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Split the queries into slices whose scores use at most 32 MiB, if possible."""
-    row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
-    step = max(1, _SCORE_BYTES // row)
+def _weights(
+    q: Tensor, k: Tensor, causal: bool, lse: Tensor | None = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Compute attention weights of a few queries at a time.
+
+    Args:
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys in the wide dtype, shape [batch, heads, kv_len, head_dim].
+        causal: Whether query i sees only the keys 0 to i.
+        lse: Log-sum-exp of the scores over all keys, or None to use the log-sum-exp over `k`.
+
+    Yields:
+        Slice of the queries, their weights, and their log-sum-exp.
+    """
+    step = max(1, _SCORES // (q.shape[0] * q.shape[1] * k.shape[2]))
     for start in range(0, q.shape[2], step):
-        yield slice(start, min(start + step, q.shape[2]))
+        rows = slice(start, start + step)
+        scores = q[:, :, rows].to(k.dtype) @ k.mT * q.shape[-1] ** -0.5
+        if causal:
+            later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(start + 1)
+            scores = scores.masked_fill(later, _LOWEST)
+        log_sum = torch.logsumexp(scores, dim=-1) if lse is None else lse[:, :, rows]
+        yield rows, torch.exp(scores - finite(log_sum)[..., None]), log_sum
 
 
-def masked_scores(q: Tensor, k: Tensor, causal: bool, rows: slice) -> Tensor:
-    """Compute q kᵀ / √head_dim for some queries, with −inf for keys that a query does not see."""
-    wide = wide_type(q)
-    scores = q[:, :, rows].to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5
-    if not causal:
-        return scores
-    queries = torch.arange(rows.start, rows.stop, device=q.device)[:, None]
-    return scores.masked_fill(queries < torch.arange(k.shape[2], device=q.device), _LOWEST)
+def block_gradients(
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the part of the gradients that comes from a block of keys.
+
+    Args:
+        grad_out: Gradient of the output, with the shape of `q`.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        out: Output over all keys, float32, with the shape of `q`.
+        lse: Log-sum-exp over all keys, float32, shape [batch, heads, q_len].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        v: Values, with the shape of `k`.
+        causal: Whether query i sees only the keys 0 to i.
+
+    Returns:
+        Gradients of q, k and v, float32, or float64 if `q` is float64.
+    """
+    kv_heads = k.shape[1]
+    folded, k, v = fold_groups(q, k, v, causal)
+    grad, whole, lse = (x.reshape(folded.shape[: x.dim()]) for x in (grad_out, out, lse))
+    given = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
+    if q.device.type == "cpu":
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        grad_q, *grads = backward(*given, lse, 0.0, causal)
+    else:
+        grad_q, *grads = plain_gradients(*given, lse, causal)
+    if k.shape[1] > kv_heads:  # The gradients of repeated keys add up.
+        grads = [x.unflatten(1, (kv_heads, -1)).sum(dim=2) for x in grads]
+    return grad_q.reshape(q.shape), *grads
+
+
+def plain_gradients(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `block_gradients` by matrix products, for equal numbers of query and key heads."""
+    grad_q, grad_k, grad_v = (torch.zeros_like(x) for x in (q, k, v))
+    for rows, weights, _ in _weights(q, k, causal, lse):
+        grad = grad_out[:, :, rows]
+        grad_v += weights.mT @ grad
+        inner = (grad * out[:, :, rows]).sum(dim=-1, keepdim=True)
+        grad_scores = (grad @ v.mT).sub_(inner).mul_(weights).mul_(q.shape[-1] ** -0.5)
+        grad_q[:, :, rows] = grad_scores @ k
+        grad_k += grad_scores.mT @ q[:, :, rows]
+    return grad_q, grad_k, grad_v
 
 
 def finite(lse: Tensor) -> Tensor:

@@ -35,8 +35,6 @@ WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
-# These patterns look up positions in a table, so each query must have the position of a key.
-TABLED = ("random", "bigbird", "document")
 _TILE_SPARSITY = 0.9
 _MOST = 2**24  # Largest number of tokens of a sequence.
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]

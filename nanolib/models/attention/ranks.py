@@ -77,54 +77,46 @@ def _split(total: int, parts: int) -> list[Piece]:
 
 
 class Ranks:
-    """The ranks of a process group. Before `init_process_group`, there is one rank.
+    """All ranks of the process group. Before `init_process_group`, there is one rank.
 
     Args:
-        group: Process group, or None for all ranks.
         timer: Object whose method `time_block(name)` returns a context that times one part, or None
             for no timer. Names begin with `comp_` for computation and `comm_` for communication.
-            This class sets the attribute `group` of the timer.
 
     Attributes:
         rank: Rank of this process.
         world: Number of ranks.
     """
 
-    def __init__(self, group: Any = None, timer: Any = None) -> None:
-        self._group, self._timer = group, timer
-        if timer is not None:  # The barrier before a communication must wait only for this group.
-            timer.group = group
-        several = dist.is_initialized()
-        self.rank = dist.get_rank(group) if several else 0
-        self.world = dist.get_world_size(group) if several else 1
+    def __init__(self, timer: Any = None) -> None:
+        self._timer, several = timer, dist.is_initialized()
+        self.rank = dist.get_rank() if several else 0
+        self.world = dist.get_world_size() if several else 1
 
     def time(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return a context that times a part, if there is a timer."""
         return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
-    def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
-        """Check that a layout fits this rank. Without a layout, gather the lengths of all ranks.
+    def check(self, layout: Sharding, *shards: Tensor) -> None:
+        """Check that a layout fits this rank's tensors, shape [batch, heads, local_len, head_dim].
 
         Raises:
             BadInput: The layout has a wrong number of ranks, or a wrong length on this rank.
         """
-        if layout is None:
-            return Sharding.from_lengths(
-                self.all_gather(torch.tensor(length, device=device)).tolist()
-            )
         here = layout.length(self.rank % layout.world)
-        if layout.world != self.world or here != length:
-            raise BadInput(
-                f"layout: has {layout.world} ranks, {here} positions on this rank; give {self.world} ranks, {length} positions"
-            )
-        return layout
+        for x in shards:
+            if layout.world != self.world or x.shape[2] != here:
+                raise BadInput(
+                    f"layout: has {layout.world} ranks, {here} positions on this rank; "
+                    f"give {self.world} ranks, {x.shape[2]} positions"
+                )
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Gather x from all ranks, shape [world, *x.shape]."""
         if self.world == 1:
             return x[None]
         parts = x.new_empty(self.world, *x.shape)
-        dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1), group=self._group)
+        dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1))
         return parts
 
     def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
@@ -132,7 +124,7 @@ class Ranks:
         # Collectives reduce elements in the order of memory, so all ranks need the same strides.
         x = x.contiguous()
         if self.world > 1:
-            dist.all_reduce(x, op=operation, group=self._group)
+            dist.all_reduce(x, op=operation)
         return x
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
@@ -142,7 +134,7 @@ class Ranks:
         for part, into in zip(parts, sent.split(sizes), strict=True):
             into.view(part.shape).copy_(part)
         received = sent.new_empty(sum(incoming))
-        dist.all_to_all_single(received, sent, incoming, sizes, group=self._group)
+        dist.all_to_all_single(received, sent, incoming, sizes)
         return [x.view(shape) for x, shape in zip(received.split(incoming), shapes, strict=True)]
 
     def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
@@ -161,7 +153,7 @@ class Ranks:
         sent = [x.contiguous() for x in send]
         to, origin = ((self.rank + step) % self.world for step in (1, -1))
         operations = [
-            dist.P2POp(call, x, group=self._group, group_peer=peer)
+            dist.P2POp(call, x, peer)
             for call, tensors, peer in ((dist.isend, sent, to), (dist.irecv, received, origin))
             for x in tensors
             if x.numel()

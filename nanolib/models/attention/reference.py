@@ -1,7 +1,6 @@
 """Compute reference attention in float64, and count the work of dense attention."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,10 +98,10 @@ def tile_count(length: int, size: int) -> int:
     return -(-length // size)
 
 
-def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
+def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
     """Count the query-key pairs and the tiles of dense attention.
 
-    Each tile has the side `BLOCK_SIZE`. The options of dense attention do not change the counts.
+    Each tile has the side `BLOCK_SIZE`.
     """
     kept = allowed_pairs(q_len, kv_len, causal)
     rows, columns = tile_count(q_len, BLOCK_SIZE), tile_count(kv_len, BLOCK_SIZE)

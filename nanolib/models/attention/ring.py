@@ -19,10 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import (
-    few_rows,
-    finite,
-    fold_groups,
-    masked_scores,
+    block_gradients,
     merge,
     partial_attention,
     wide_type,
@@ -35,9 +32,8 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     *,
+    layout: Sharding,
     causal: bool = True,
-    layout: Sharding | None = None,
-    group: Any = None,
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
@@ -48,9 +44,8 @@ def ring_attention(
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. kv_heads must divide
             heads.
         v: This rank's values, with the shape of `k`.
+        layout: Positions of the tokens on each rank.
         causal: Whether a query sees only keys at or before its own position.
-        layout: Positions of the tokens on each rank, or None for one piece per rank, in rank order.
-        group: Process group, or None for all ranks.
         overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
             hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
@@ -62,9 +57,8 @@ def ring_attention(
         BadInput: The shapes do not fit each other or the layout.
     """
     check_shapes(q, k, v)
-    ranks = Ranks(group, timer)
-    layout = ranks.layout(layout, k.shape[2], k.device)
-    ranks.layout(layout, q.shape[2], q.device)
+    ranks = Ranks(timer)
+    ranks.check(layout, q, k)
     return _Ring.apply(q, k, v, causal, layout, ranks, overlap)
 
 
@@ -160,54 +154,3 @@ def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
     for start, stop in pieces:
         yield slice(at, at + stop - start), (start, stop)
         at += stop - start
-
-
-def block_gradients(
-    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the part of the gradients that comes from a block of keys.
-
-    Args:
-        grad_out: Gradient of the output, with the shape of `q`.
-        q: Queries, shape [batch, heads, q_len, head_dim].
-        out: Output over all keys, float32, with the shape of `q`.
-        lse: Log-sum-exp over all keys, float32, shape [batch, heads, q_len].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        v: Values, with the shape of `k`.
-        causal: Whether query i sees only the keys 0 to i.
-
-    Returns:
-        Gradients of q, k and v, float32, or float64 if `q` is float64.
-    """
-    kv_heads = k.shape[1]
-    folded, k, v = fold_groups(q, k, v, causal)
-    grad, whole, lse = (x.reshape(folded.shape[: x.dim()]) for x in (grad_out, out, lse))
-    if q.device.type == "cpu":
-        wide = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
-        grad_q, *grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *wide, lse, 0.0, causal
-        )
-    else:
-        grad_q, *grads = plain_gradients(grad, folded, whole, lse, k, v, causal)
-    if k.shape[1] > kv_heads:  # The gradients of repeated keys add up.
-        grads = [x.unflatten(1, (kv_heads, -1)).sum(dim=2) for x in grads]
-    return grad_q.reshape(q.shape), *grads
-
-
-def plain_gradients(
-    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `block_gradients` by matrix products, for equal numbers of query and key heads."""
-    wide, scale = wide_type(q), q.shape[-1] ** -0.5
-    k, v = k.to(wide), v.to(wide)  # Convert keys and values once for all parts.
-    grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    for rows in few_rows(q, k):
-        scores = masked_scores(q, k, causal, rows)
-        weights = scores.sub_(finite(lse[:, :, rows])[..., None]).exp_()
-        grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
-        grad_v += weights.mT @ grad
-        grad_scores = grad @ v.mT
-        grad_scores.sub_((grad * whole).sum(dim=-1, keepdim=True)).mul_(weights).mul_(scale)
-        grad_q[:, :, rows] = grad_scores @ k
-        grad_k += grad_scores.mT @ q[:, :, rows].to(wide)
-    return grad_q, grad_k, grad_v

@@ -17,14 +17,11 @@ from nanolib.models.attention.block_mask import (
     mask_shape,
     static_mask,
     with_window,
-    work,
 )
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import Options, uses_index
 from nanolib.models.attention.reference import Work
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
-
-__all__ = ["Options", "attend", "work"]
 
 _WATCHED: list[list[Work]] = []
 

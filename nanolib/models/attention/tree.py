@@ -9,13 +9,13 @@ Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 
 `pass_q`.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
@@ -35,9 +35,8 @@ def tree_attention_decode(
     k: Tensor,
     v: Tensor,
     *,
-    group: Any = None,
+    layout: Sharding,
     algorithm: str = "fused",
-    layout: Sharding | None = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute attention of the newest token over keys that are sharded across ranks.
@@ -47,13 +46,11 @@ def tree_attention_decode(
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. kv_heads must divide
             heads. The number of keys may be 0, and may differ between ranks.
         v: This rank's values, with the shape of `k`.
-        group: Process group, or None for all ranks.
+        layout: Positions of the keys on each rank.
         algorithm: Name in `ALGORITHMS`. `three_allreduce` finds the largest lse_r, and then sums
             the denominator and the numerator in separate messages. `fused` sums the denominator
             and the numerator in one message. `gather` gathers o_r and lse_r from all ranks. `ring`
             passes keys and values around the ranks, and `pass_q` passes queries.
-        layout: Positions of the keys on each rank. If the layout is None, the algorithm `ring`
-            gathers the number of keys from each rank.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
@@ -68,20 +65,18 @@ def tree_attention_decode(
     check_shapes(q, k, v)
     if q.shape[2] != 1:
         raise BadInput(f"q: {q.shape[2]} tokens per sequence; decoding takes one new token")
-    ranks = Ranks(group, timer)
-    if layout is not None or algorithm == "ring":
-        layout = ranks.layout(layout, k.shape[2], k.device)
+    ranks = Ranks(timer)
+    ranks.check(layout, k)
     return _BY_NAME[algorithm](_Decode(q, k, v, layout, ranks)).to(q.dtype)
 
 
-@dataclass(frozen=True)
-class _Decode:
+class _Decode(NamedTuple):
     """The checked arguments of `tree_attention_decode`."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    layout: Sharding | None
+    layout: Sharding
     ranks: Ranks
 
     def local(self) -> tuple[Tensor, Tensor]:
@@ -89,33 +84,24 @@ class _Decode:
         with self.ranks.time("comp_local_attention"):
             return partial_attention(self.q, self.k, self.v)
 
-    def largest(self, lse: Tensor) -> Tensor:
-        """Return the largest log-sum-exp of all ranks, or 0 if no rank has a key."""
-        with self.ranks.time("comm_max_lse"):
-            largest = self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
-        return finite(largest)
-
-    def sum_ranks(self, x: Tensor, name: str) -> Tensor:
-        """Sum x over all ranks, possibly in place, and time the sum as `name`."""
-        with self.ranks.time(name):
-            return self.ranks.all_reduce(x)
-
 
 def _sum(call: _Decode, packed: bool) -> Tensor:
     """Sum denominator and numerator over all ranks, packed in one message or one after another."""
-    out, lse = call.local()
-    top = call.largest(lse)
-    with call.ranks.time("comp_num_den"):
-        den = torch.exp(lse - top)[..., None]
-        num = out * den
-        sums = torch.cat([num, den], dim=-1) if packed else num
-    if not packed:
-        den = call.sum_ranks(den, "comm_sum_den")
-    sums = call.sum_ranks(sums, "comm_sum_packed" if packed else "comm_sum_num")
-    with call.ranks.time("comp_final_output"):
+    (out, lse), ranks = call.local(), call.ranks
+    with ranks.time("comm_max_lse"):
+        largest = ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
+    with ranks.time("comp_num_den"):
+        den = torch.exp(lse - finite(largest))[..., None]
+        sums = {"comm_sum_den": den, "comm_sum_num": out * den}
         if packed:
-            sums, den = sums[..., :-1], sums[..., -1:]
-        return sums / nonzero(den)
+            sums = {"comm_sum_packed": torch.cat([*sums.values()], dim=-1)}
+    for name, x in sums.items():
+        with ranks.time(name):
+            sums[name] = ranks.all_reduce(x)
+    with ranks.time("comp_final_output"):
+        found = [*sums.values()]
+        den, num = found[0].tensor_split([1], dim=-1) if packed else found
+        return num / nonzero(den)
 
 
 def _gather(call: _Decode) -> Tensor:
@@ -145,37 +131,35 @@ def _ring(call: _Decode) -> Tensor:
 
 def _pass_q(call: _Decode) -> Tensor:
     """Pass shares of the queries and their partial results around the ranks, but no keys."""
-    q, ranks, world = call.q, call.ranks, call.ranks.world
-    batch, kv_heads, kv_len, head_dim = call.k.shape
-    rows = q.shape[1] // kv_heads
+    ranks, (batch, kv_heads, _, head_dim) = call.ranks, call.k.shape
+    world, heads = ranks.world, batch * kv_heads
     # Queries of one key head stay together, so a rank reads the keys of each head only once.
-    shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
-    keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
+    shares = Sharding.contiguous(heads, world)
+    keys, values = call.k.flatten(0, 1)[None], call.v.flatten(0, 1)[None]
     with ranks.time("comp_num_den"):
-        mine = q.reshape(1, batch * kv_heads, rows, head_dim)[:, shares[ranks.rank]]
+        queries = shares.take(call.q.reshape(1, heads, -1, head_dim), ranks.rank, dim=1)
         # Each row of the state has the query, the output and the log-sum-exp.
-        state = mine.new_zeros(*mine.shape[:3], 2 * head_dim + 1, dtype=wide_type(q))
-        state[..., :head_dim] = mine
+        state = pad(queries.to(wide_type(queries)), (0, head_dim + 1))
         state[..., -1] = -torch.inf
     for step in range(world):
-        share = shares[(ranks.rank - step) % world]
+        owner = (ranks.rank - step) % world
         if step:
             with ranks.time("comm_hop"):
-                (state,) = ranks.hop([state], share.stop - share.start, dim=1)()
+                (state,) = ranks.hop([state], shares.length(owner), dim=1)()
         with ranks.time("comp_local_attention"):
-            queries = state[..., :head_dim].to(q.dtype)
-            found = partial_attention(queries, keys[:, share], values[:, share])
+            queries = state[..., :head_dim].to(call.q.dtype)
+            part = partial_attention(
+                queries, shares.take(keys, owner, 1), shares.take(values, owner, 1)
+            )
         with ranks.time("comp_num_den"):
-            merge(state[..., head_dim:-1], state[..., -1], *found)
+            merge(state[..., head_dim:-1], state[..., -1], *part)
     with ranks.time("comm_gather"):
         # At the end, rank r has the share of rank r + 1. Padding gives all shares the same size.
-        sizes = [share.stop - share.start for share in shares]
-        padded = state.new_zeros(1, max(sizes), rows, head_dim)
-        padded[:, : state.shape[1]] = state[..., head_dim:-1]
-        parts = ranks.all_gather(padded).roll(1, dims=0)
+        missing = max(map(shares.length, range(world))) - state.shape[1]
+        parts = ranks.all_gather(pad(state[..., head_dim:-1], (0, 0, 0, 0, 0, missing)))
     with ranks.time("comp_final_output"):
-        heads = [part[:, :size] for part, size in zip(parts, sizes, strict=True)]
-        return torch.cat(heads, dim=1).reshape(q.shape)
+        found = [parts[rank - 1][:, : shares.length(rank)] for rank in range(world)]
+        return torch.cat(found, dim=1).reshape(call.q.shape)
 
 
 _BY_NAME = {

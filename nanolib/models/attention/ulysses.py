@@ -22,9 +22,8 @@ def ulysses_attention(
     k: Tensor,
     v: Tensor,
     *,
+    layout: Sharding,
     causal: bool = True,
-    layout: Sharding | None = None,
-    group: Any = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute dense attention over a sequence that is sharded across ranks, with a backward pass.
@@ -35,10 +34,8 @@ def ulysses_attention(
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. Either the number of
             ranks must divide kv_heads, or kv_heads must divide the number of ranks.
         v: This rank's values, with the shape of `k`.
+        layout: Positions of the tokens on each rank, with one piece per rank.
         causal: Whether a query sees only keys at or before its own position.
-        layout: Positions of the tokens on each rank, with one piece per rank. If None, the pieces
-            are in rank order.
-        group: Process group, or None for all ranks.
         timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
 
     Returns:
@@ -48,7 +45,7 @@ def ulysses_attention(
         BadInput: The shapes do not fit each other or the layout, or the heads do not fit the ranks.
     """
     check_shapes(q, k, v)
-    ranks = Ranks(group, timer)
+    ranks = Ranks(timer)
     world = ranks.world
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
@@ -57,7 +54,7 @@ def ulysses_attention(
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
-    layout = ranks.layout(layout, q.shape[2], q.device)
+    ranks.check(layout, q, k)
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(

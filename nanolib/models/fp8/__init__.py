@@ -112,8 +112,8 @@ def convert(
     model: nn.Module,
     recipe: str,
     *,
+    emulate: bool,
     excluded_modules: Sequence[str] = ("head",),
-    emulate: bool | None = None,
     rounded: bool = False,
 ) -> dict[str, bool]:
     """Convert a model's linear layers in place.
@@ -124,10 +124,9 @@ def convert(
     Args:
         model: Model to convert. The weights keep their dtype.
         recipe: Name in `RECIPES` or `CONTROLS`. The recipes in `CONTROLS` need emulation.
+        emulate: Whether to emulate the products.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
             convert the excluded layers too.
-        emulate: Whether to emulate the products. By default, nanolib emulates the products on devices
-            without FP8 tensor cores.
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
 
     Returns:
@@ -140,14 +139,12 @@ def convert(
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
-    reason = native(next(model.parameters()).device)
-    emulate = bool(reason) if emulate is None else emulate
     if emulate:
         for name in chosen:
             layer = EmulatedLinear(model.get_submodule(name), wanted, rounded)
             model.set_submodule(name, layer)
     else:
-        if reason:
+        if reason := native(next(model.parameters()).device):
             raise Unsupported(reason)
         if recipe not in RECIPES:
             raise Unsupported(f"{recipe} is a control that no kernel computes; emulate the recipe")
