@@ -13,10 +13,8 @@ from nanolib.cli.common import (
     EXIT_OK,
     command,
     echo,
-    file_option,
     option,
     pairs_option,
-    to_json,
 )
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
@@ -124,27 +122,17 @@ def _notebook(name: str) -> Path | None:
     "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
 )
 @click.argument("model")
-@click.option(
-    "--memory", required=True, metavar="SIZE", help="Memory per rank, such as 80GiB or 24GB."
-)
+@click.option("--memory", required=True, metavar="SIZE", help="Memory, such as 80GiB or 24GB.")
 @option("--seq-len", 1024, "Sequence length, in tokens.", "N")
-@option("--batch-size", 1, "Global batch size, in sequences.", "N")
+@option("--batch-size", 1, "Batch size, in sequences.", "N")
 @option("--dtype", None, "Dtype of weights and activations. Default: that of MODEL, or float32.")
 @option(
     "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
 )
 @option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
 @option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
-@option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
-@file_option("json", "Write the plan as JSON.")
-def plan(
-    model: str,
-    memory: str,
-    pairs: dict[str, str],
-    json_file: Path | None,
-    **rest: Any,
-) -> None:
+def plan(model: str, memory: str, pairs: dict[str, str], **rest: Any) -> None:
     """Check whether a model fits in memory, and show what uses the memory.
 
     MODEL is a preset, hf:LlamaForCausalLM, a Hugging Face config.json, or package.module:build.
@@ -162,7 +150,5 @@ def plan(
         options={name: read_value(name, value) for name, value in pairs.items()},
         **rest,
     )
-    if json_file:
-        json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
     echo(*str(found).split("\n"))
     sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

@@ -116,15 +116,6 @@ def fresh_weights(
         torch.set_default_dtype(before)
 
 
-def missing(name: str) -> str:
-    """Return why a class of the package `transformers` is not available, or an empty string."""
-    try:
-        resolve(name)
-    except Unsupported as error:
-        return str(error)
-    return ""
-
-
 def _hugging_face_class(name: str) -> Any:
     try:
         import transformers

@@ -28,7 +28,6 @@ from nanolib.models.user import (
     build_model,
     context_length,
     hugging_face_config,
-    missing,
     runs_code,
 )
 from nanolib.numbers import MIB
@@ -146,15 +145,15 @@ class ModelCase(Case):
 
     def unsupported(self) -> str:
         """Return why the case cannot run here. The check runs none of the user's code."""
-        length = self.context_length if self.mode == "generation" else None
+        reason = "" if self.runs_code else self.plan().unsupported
+        length = None
+        if self.mode == "generation" and not reason:
+            length = self.context_length
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
                 f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
                 f"the context_length {length}; shorten seq_lens or lower new_tokens"
             )
-        reason = ""
-        if self.own and not self.runs_code:
-            reason = missing(self.preset) or self.plan().unsupported
         return reason or unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
