@@ -54,7 +54,6 @@ WITHOUT_DATABASE = {
     "run energy -p power_trace=HERE/empty.txt": "cannot be read (No columns to parse from file); give a CSV file",
     "run energy -p power_trace=HERE/other.csv": "has no column power_w; add the column",
     "run energy -p power_trace=HERE/one.csv": "has 1 sample(s)",
-    "run energy -p power_trace=HERE/short.csv": "'short.csv' lasts 1 s, and idle_s and window_s need ",
     "run energy -p power_trace=HERE/unsorted.csv": "line 4 of 'unsorted.csv' is not later than the line before; sort the lines",
     "run energy -p power_trace=HERE/words.csv": "line 2 of 'words.csv' is not a time and a power; give seconds and",
     "run fp8 -p 'overrides={dtype: float32}'": "fp8.overrides: the parameter precisions sets dtype; remove dtype from overrides",
@@ -92,7 +91,6 @@ WITHOUT_DATABASE = {
     "plan hf:LlamaForCausalLM -p attention_type=x --memory 1GiB": "is not an option of the model; use --attention-type",
     "plan hf:LlamaForCausalLM --attention-type sparse --memory 1GiB": "has its own attention; leave attention_type out",
     "plan hf:LlamaForCausalLM --seq-len 9999 --memory 1GiB": "shorten the sequence, or raise max_position_embeddings to 9999",
-    "plan hf:LlamaForCausalLM -p num_hidden_layers=-1 --memory 1GiB": "must be at least 1",
     "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": "cannot be planned; use sdpa or eager",
     "plan hf:LlamaForCausalLM -p foo=1 --memory 1GiB": "'foo' is not a field of LlamaConfig",
     "runs": "does not exist; run `nano run quick` first",
@@ -112,7 +110,6 @@ FILES = {
     "empty.txt": b"",
     "other.csv": b"t_s\n0\n",
     "one.csv": b"t_s,power_w\n0,5\n",
-    "short.csv": b"t_s,power_w\n0,5\n1,5\n",
     "unsorted.csv": b"t_s,power_w\n0,5\n2,5\n1,5\n",
     "words.csv": b"t_s,power_w\n0,x\n1,5\n",
 }

@@ -28,14 +28,15 @@ def runs_code(name: str) -> bool:
     return bool(name) and not name.startswith(_HF)
 
 
-def check_name(name: str) -> None:
-    """Check the form of a model's name, without running the model's code.
+def check_name(name: str) -> str:
+    """Return a model's name after a check of its form, without running the model's code.
 
     Raises:
         BadInput: The form of the name is not valid.
     """
     if runs_code(name):
         check_function("model", name, ", or hf:LlamaForCausalLM")
+    return name
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:

@@ -4,7 +4,7 @@ import pandas as pd
 
 from nanolib.measurement import Status
 from nanolib.report.display import Table
-from tests.report.cases import fp8_case, parity_case, warmup_process
+from tests.report.cases import fp8_case, parity_case
 from tests.report.rows import ended
 from tests.shown import CHARTS
 
@@ -47,11 +47,6 @@ def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
     data = CHARTS["fp8_precisions"](measured("fp8", SPEED)).to_dict()["datasets"].values()
     texts = {row["series"]: row["text"] for rows in data for row in rows if "series" in row}
     assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
-
-
-def test_warm_up_without_five_steps_has_nothing_to_compare_with(measured):
-    rows = measured("warmup", [warmup_process("forward", 0, {0: 12, 2: 12})])
-    assert _empty("warmup_settings", rows).endswith("set warmup_steps to 5 and another number")
 
 
 def test_a_missing_profile_is_explained_by_the_failure_or_by_its_parameter(measured):

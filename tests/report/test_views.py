@@ -2,8 +2,6 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from nanolib.cli.run import _conclude
 from nanolib.measurement import Provenance, exact
 from nanolib.store import Store
@@ -22,25 +20,6 @@ def test_a_step_is_drawn_in_per_cent_of_the_second_half_and_hollow_unless_it_is_
     sure = [*[False] * 2, *[True] * 6, *[False] * 8, *[True] * 8]
     assert points(chart, "sure") == [(one,) for one in sure]
     assert points(chart, "panel", "series")[0] == ("forward + backward", "process 3")
-
-
-@pytest.mark.parametrize(("count", "middle", "high"), [(4, 145, 160), (5, 150, 190)])
-def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_are_a_range(
-    measured, count, middle, high
-):
-    processes = [
-        warmup_process("forward", at, {0: 12.0 * ratio, 2: 6.0, 5: 12.0})
-        for at, ratio in enumerate((2.5, 2.4, 2.6, 2.2, 2.9)[:count])
-    ]
-    another_run = [warmup_process("forward", 1, {0: 24.0, 5: 12.0})]
-    chart = CHARTS["warmup_settings"](measured("warmup", processes, another_run))
-    ranges = [(middle, 120, high), (-50, -50, -50), (100, 100, 100)]
-    assert points(chart, "x", "low", "high") == list(map(pytest.approx, ranges))
-    assert points(chart, "series", "sure") == [
-        ("forward after 0", count == 5),
-        ("forward after 2", count == 5),
-        ("forward after 0", False),
-    ]
 
 
 def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(measured):

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from nanolib.experiments.energy.layer_profile import profile
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
@@ -24,9 +24,6 @@ from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
 
-# A recording must last this many times as long as the idle window and the measurement window
-# together, because nanolib also calls the model between and after these windows.
-_TRACE_FACTOR = 1.5
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -82,25 +79,16 @@ class Params(OwnModelParams):
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
 
-    @model_validator(mode="after")
-    def _trace_lasts(self) -> Self:
-        if self.power_trace:
-            t_s, _ = self.recording()
-            needed = _TRACE_FACTOR * (self.idle_s + self.window_s)
-            if t_s[-1] < needed:
-                raise ValueError(
-                    f"power_trace: {expanded(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
-                    f"idle_s and window_s need {needed:g} s; use a longer recording, or reduce both"
-                )
-        return self
-
-    def recording(self) -> tuple[list[float], list[float]]:
-        """Return the times and the power of the recording, in s and W."""
-        return read_trace(expanded(self.power_trace))
+    @field_validator("power_trace")
+    @classmethod
+    def _is_a_recording(cls, path: str) -> str:
+        if path:
+            read_trace(expanded(path))
+        return path
 
     def sources(self) -> list[ReplaySource] | None:
         """Return the recording as the source of power, or None for the sensors of this machine."""
-        return [ReplaySource(*self.recording())] if self.power_trace else None
+        return [ReplaySource(*read_trace(expanded(self.power_trace)))] if self.power_trace else None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from nanolib.measurement import BadInput, Measurement, Measurements, Provenance
-from nanolib.meters.energy.meter import EnergyMeter, Window
+from nanolib.measurement import Measurement, Measurements, Provenance
+from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.overhead import DETAIL_SHARES, measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import MODES, ModuleTime
@@ -63,12 +64,14 @@ def profile(
             ns = round(1e9 * (time.monotonic() - begin))
             readings.rows["tokens"].append((readings.at_us(begin), ns))
             calls += 1
+    rows = meter.measurements(window)
+    joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
     layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
     whole = sum(sum(layer.calls_ms) for layer in layers)
     for layer in layers:
         row = _layer_row(phase, layer, whole)
         yield row
-        yield from _energy_rows(row, meter, window, calls)
+        yield from (_energy_row(row, energy, calls) for energy in joules)
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
@@ -93,24 +96,24 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     )
 
 
-def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Measurements:
-    """Estimate a layer's energy from its share of the time, because no sensor measures a layer."""
-    for track in meter.tracks:
-        try:
-            energy = track.energy(window)
-        except BadInput:  # The energy case reports too few readings.
-            continue
-        low, estimate, high = (end * row.details["share"] / calls for end in energy)
-        yield Measurement(
-            "layer_energy",
-            estimate,
-            low,
-            high,
-            1.0,
-            n=1,
-            provenance=Provenance.ESTIMATED,
-            method=f"attributed:time_share {track.source.name}",
-            scope=row.scope,
-            message="energy of one call, times the layer's share of the forward pass",
-            details={"layer": row.details["layer"], "of": track.source.of},
-        )
+def _energy_row(row: Measurement, window: Measurement, calls: int) -> Measurement:
+    """Estimate a layer's energy from its share of the time, because no sensor measures a layer.
+
+    Args:
+        row: Row of the layer's time.
+        window: Row of the energy of the window.
+        calls: Number of calls in the window.
+    """
+    factor = row.details["share"] / calls
+    return replace(
+        window,
+        metric="layer_energy",
+        estimate=factor * window.estimate,
+        low=factor * window.low,
+        high=factor * window.high,
+        provenance=Provenance.ESTIMATED,
+        method=f"attributed:time_share {window.method}",
+        scope=row.scope,
+        message="energy of one call, times the layer's share of the forward pass",
+        details={"layer": row.details["layer"], "of": window.details["of"]},
+    )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -134,8 +135,7 @@ class ModelCase(Case):
             return count_by_formula(self)
         counted = look_at(self.planned_as).counted
         if run and (counted is None or counted.count.unread_masks):
-            count_by_running(self.planned_as)
-            return look_at(self.planned_as).counted
+            return count_by_running(self.planned_as)
         return counted
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class ModelCase(Case):
         yield from step.against_eager(self.optimization)
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
         if count is None and isinstance(step, Inferring):
-            count = count_flops(step.eager_result)
+            count = count_flops(partial(step.result, step.eager))
         yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
         if count:
             yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)

@@ -221,9 +221,11 @@ def _equal_blocks(case: Any) -> tuple[str, int]:
     return (field, depth) if equal else ("", 0)
 
 
-def count_by_running(case: Any) -> None:
+def count_by_running(case: Any) -> Counted:
     """Run the model to count work that depends on data, and store the result for `look_at`."""
-    _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
+    counted = _count(case)
+    _LOOKS[case.case_id] = replace(look_at(case), counted=counted)
+    return counted
 
 
 def _count(case: Any) -> Counted:

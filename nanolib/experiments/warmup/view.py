@@ -24,18 +24,11 @@ from nanolib.report.tables import (
     joined,
     worst,
 )
-from nanolib.report.theme import Drawing, empty_chart
+from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # A range over fewer processes is not reliable.
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-
-
-@table_of("warmup", "process")
-def _curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose samples are the times of all steps of a process."""
-    return pick(rows, "latency")
 
 
 @table_of("warmup", "process")
@@ -50,7 +43,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements with samples.
     """
     table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "steps", "process"], "process")
-    curves = _curves(rows)[[*CASE, "samples", "flags"]]
+    curves = pick(rows, "latency")[[*CASE, "samples", "flags"]]
     table = table.merge(curves, on=list(CASE), how="left")
     table = table.explode("warmup_steps", ignore_index=True)
     measured = [_measured_steps(line) for line in table.itertuples()]
@@ -84,10 +77,10 @@ def _measured_steps(line: Any) -> pd.Series:
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the step times of fresh processes. Points are hollow unless the time is steady."""
-    title = "Step times of fresh processes"
-    needed = pick(of_experiment(rows, "warmup"), "warmup_needed").set_index(list(CASE))["estimate"]
-    parts = []
-    for row in _curves(rows).to_dict("records"):
+    found = of_experiment(rows, "warmup")
+    needed = pick(found, "warmup_needed").set_index(list(CASE))["estimate"]
+    parts = [pd.DataFrame()]
+    for row in pick(found, "latency").to_dict("records"):
         ms = pd.Series(row["samples"], dtype=float)
         steady = ms.tail(len(ms) // 2).median()
         points = {
@@ -100,54 +93,16 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
             "text": " ",
         }
         parts.append(pd.DataFrame(points | links(row)))
-    if not parts:
-        return empty_chart(title, why_empty(rows, "warmup"))
     return plot(
         pd.concat(parts, ignore_index=True),
-        title,
+        "Step times of fresh processes",
         subtitle=[
             "Relative to the median of the last half of the steps. Hollow: warm-up, or not settled."
         ],
         unit="Step time (% of the steady time)",
         xunit="Step",
         ref=100.0,
-    )
-
-
-def warmup_settings(rows: pd.DataFrame) -> Drawing:
-    """Draw the mean time by number of warm-up steps, relative to the mean time after five steps."""
-    title = "Reported mean by number of warm-up steps"
-    table = drop_missing(warmup_table(rows), "difference")
-    if len(table):
-        table = table[table["warmup_steps"] != _REFERENCE]
-    if table.empty:
-        lacking = f"no mean to compare; set warmup_steps to {_REFERENCE} and another number"
-        return empty_chart(title, why_empty(rows, "warmup", lacking))
-    steps = table["warmup_steps"].astype(int).astype(str)
-    data = pd.DataFrame(
-        {
-            "series": table["direction"].str.replace("_", " + ") + " after " + steps,
-            "x": 100 * table["difference"],
-            "low": 100 * table["difference_low"],
-            "high": 100 * table["difference_high"],
-            "sure": table["processes"] >= _FEWEST,
-            "hue": "c1",
-            "text": table["difference"].map("{:+.0%}".format),
-            **links(table),
-        }
-    )
-    return plot(
-        data,
-        title,
-        "rows",
-        subtitle=[
-            f"Compared with the mean after {_REFERENCE} warm-up steps of the same process.",
-            "Bars: range over the processes.",
-        ],
-        unit="Difference of the mean (%)",
-        ref=0.0,
-        band=(-100 * MOVED, 100 * MOVED),
-        fmt="+,.3~r",
+        empty=why_empty(rows, "warmup"),
     )
 
 
@@ -158,9 +113,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if curves.empty:
         return explain_missing(rows, "warmup", "Warm-up")
     cold = drop_missing(warmup_table(rows), "difference")
-    if len(cold):
-        cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
-    lines = cold.to_dict("records")
+    lines = [line for line in cold.to_dict("records") if line["warmup_steps"] == 0]
     slower = {(line["run_id"], line["direction"]): line["difference"] for line in lines}
     steps = [
         _count_steps(part, slower.get(key, 0.0))
@@ -218,7 +171,7 @@ def _compare_without(line: dict[str, Any]) -> Finding:
 SECTION = Section(
     "warmup",
     "How much warm-up is enough?",
-    {"warmup_curve": warmup_curve, "warmup_settings": warmup_settings},
+    {"warmup_curve": warmup_curve},
     {
         "All settings": CaseTable(
             warmup_table,
