@@ -130,7 +130,6 @@ def _notebook(name: str) -> Path | None:
     "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
 )
 @option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
-@option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
 @pairs_option
 def plan(model: str, memory: str, pairs: dict[str, str], **rest: Any) -> None:
     """Check whether a model fits in memory, and show what uses the memory.

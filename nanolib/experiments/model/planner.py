@@ -45,27 +45,20 @@ class Request(StrictModel):
     dtype: Literal[DTYPES] | None = None
     precision: Literal["mixed", "pure"] | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
-    attention_type: shared.Kind = "dense"
     options: dict[str, Any] = Field(default_factory=dict)
 
     _model = field_validator("model")(preset_or_model)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name in {"dtype", "attention_type"} & set(self.options):
-            raise ValueError(
-                f"options: {name} is not an option of the model; use --{name.replace('_', '-')}"
-            )
+        if "dtype" in self.options:
+            raise ValueError("options: dtype is not an option of the model; use --dtype")
         case = self.case
-        if self.attention_type != "dense" and case.own:
-            raise ValueError(
-                f"attention_type: {self.model} has its own attention; leave attention_type out"
-            )
         if case.own and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
         if reason := case.not_planned():
             raise ValueError(
-                f"attention_type: {self.attention_type} has no plan ({reason}); use dense"
+                f"attention_type: {case.attention_type} has no plan ({reason}); use dense"
             )
         return self
 
@@ -85,12 +78,12 @@ class Request(StrictModel):
     @property
     def case(self) -> ModelCase:
         """Return the case of a forward pass of the model."""
-        options, kind = self.options, self.attention_type
-        if ":" in self.model:
-            kind = "own"
-        else:  # The context of a preset grows with the sequence, unless an option sets the context.
+        options, kind = self.options, "own"
+        if self.model in PRESETS:
+            # The context grows with the sequence, unless an option sets the context.
             context = PRESETS[self.model]["context_length"]
             options = {"context_length": max(context, self.seq_len)} | options
+            kind = options.get("attention_type", "dense")
         shape = (self.seq_len, self.batch_size, self.dtype or "float32")
         return ModelCase("cpu", self.model, self.model, options, kind, *shape, "inference")
 

@@ -108,7 +108,6 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
             `precision`: Precision of training, `mixed` or `pure`. The default without a dtype
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
             `kv_dtype`: Dtype of the cache, by default the dtype of the model.
-            `attention_type` (dense): Attention of a preset.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:

@@ -19,10 +19,7 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     ONE,
-    case_rows,
     drop_missing,
-    joined,
-    worst,
 )
 from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
@@ -42,37 +39,38 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: Measurements with samples.
     """
-    table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "steps", "process"], "process")
-    curves = pick(rows, "latency")[[*CASE, "samples", "flags"]]
-    table = table.merge(curves, on=list(CASE), how="left")
-    table = table.explode("warmup_steps", ignore_index=True)
-    measured = [_measured_steps(line) for line in table.itertuples()]
-    table = table.assign(
-        mean=[steps.mean() for steps in measured],
-        sd=[steps.std() for steps in measured],
-        median=[steps.median() for steps in measured],
-        busy=table["flags"].astype(str).str.contains(Flag.BUSY_MACHINE),
-    )
-    reference = table["mean"].where(table["warmup_steps"] == _REFERENCE)
-    of_process = reference.groupby([table["run_id"], table["case_id"]]).transform("max")
-    table["difference"] = table["mean"] / of_process - 1
-    table["cv"] = table["sd"] / table["mean"]
-    settings = table.groupby(_SETTING, sort=False)
+    lines = []
+    for row in pick(rows, "latency").to_dict("records"):
+        ms = pd.Series(row["samples"], dtype=float)
+        counts = row["factor.warmup_steps"]
+        measured = {count: ms[count:].head(int(row["factor.steps"])) for count in counts}
+        reference = measured.get(_REFERENCE, pd.Series(dtype=float)).mean()
+        for count, steps in measured.items():
+            line = {
+                "run_id": row["run_id"],
+                "seq_len": row["factor.seq_len"],
+                "direction": row["factor.direction"],
+                "warmup_steps": count,
+                "mean": steps.mean(),
+                "sd": steps.std(),
+                "cv": steps.std() / steps.mean(),
+                "median": steps.median(),
+                "difference": steps.mean() / reference - 1,
+                "busy": Flag.BUSY_MACHINE in row["flags"],
+            }
+            lines.append(line)
+    if not lines:
+        return pd.DataFrame()
+    settings = pd.DataFrame(lines).groupby(_SETTING, sort=False)
     ranged = settings[["mean", "median", "difference"]]
     parts = [
-        settings["mean"].count().rename("processes"),
+        settings.size().rename("processes"),
         settings[["mean", "sd", "cv", "median", "difference"]].median(),
         ranged.min().add_suffix("_low"),
         ranged.max().add_suffix("_high"),
-        settings.agg({"busy": "any", "status": worst, "message": joined}),
+        settings["busy"].any(),
     ]
     return pd.concat(parts, axis=1).reset_index()
-
-
-def _measured_steps(line: Any) -> pd.Series:
-    """Return the times of the steps after the warm-up, ms. A case that failed has no times."""
-    samples = line.samples if pd.api.types.is_list_like(line.samples) else []
-    return pd.Series(samples, dtype=float)[line.warmup_steps :].head(int(line.steps))
 
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
@@ -184,7 +182,6 @@ SECTION = Section(
                 "cv": "CV",
                 "median": "Median, ms [range]",
                 "difference": "Difference from the mean after 5 steps [range]",
-                "status": "Status",
             },
         )
     },
