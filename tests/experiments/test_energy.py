@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.tables import energy_table, overhead_table
+from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import random_ids
 from nanolib.meters.energy.source import read_trace
