@@ -57,11 +57,6 @@ class OwnModelParams(shared.Params):
 
     _model = field_validator("model")(check_name)
 
-    @property
-    def reads(self) -> tuple[str, int]:
-        """Return the parameter that sets the longest sequence, and the length of that sequence."""
-        return self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
-
     def models(self) -> list[tuple[str, dict[str, Any]]]:
         """Return your own model with its options, or each preset with the overrides."""
         if self.model:
@@ -83,12 +78,13 @@ class OwnModelParams(shared.Params):
                 raise ValueError(
                     f"overrides: the parameter {parameter} sets {name}; remove {name} from overrides"
                 )
+        longest = self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
-                shared.check_preset(preset, changes, self.reads)
+                shared.check_preset(preset, changes, longest)
         elif not runs_code(self.model):
             with contextlib.suppress(Unsupported):  # The cases report a missing library.
-                check_hugging_face(self.model, self.model_options, *self.reads)
+                check_hugging_face(self.model, self.model_options, *longest)
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
