@@ -155,7 +155,7 @@ class EnergyCase(ModelWorkCase):
             call = step.generation.prefill if is_prefill else step.generation.decode
         for _ in range(2):
             call()
-        trace(Workload(self.phase, call, tuple), self, params)
+        trace(Workload(self.phase, call), self, params)
         readings = Trace()
         yield readings
         yield from self._energy_rows(params, call, readings)

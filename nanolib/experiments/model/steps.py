@@ -161,8 +161,7 @@ class Training(Step):
         return {id(state): weight for weight, state in self._states()}
 
     def _states(self) -> list[tuple[Tensor, Tensor]]:
-        states = [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
-        return [(w, v) for w, v in states if isinstance(v, Tensor)]
+        return [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
 
 
 class Generating(Step):
