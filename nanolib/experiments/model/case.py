@@ -145,16 +145,15 @@ class ModelCase(Case):
 
     def unsupported(self) -> str:
         """Return why the case cannot run here. The check runs none of the user's code."""
-        reason = "" if self.runs_code else self.plan().unsupported
-        length = None
-        if self.mode == "generation" and not reason:
-            length = self.context_length
+        if not self.runs_code and (reason := self.plan().unsupported):
+            return reason
+        length = self.context_length if self.mode == "generation" else None
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
                 f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
                 f"the context_length {length}; shorten seq_lens or lower new_tokens"
             )
-        return reason or unsupported_on(self.optimization, self.device)
+        return unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
         """Plan the peak memory without running the case."""
