@@ -1,6 +1,7 @@
 """Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -50,11 +51,10 @@ def small_ceilings(monkeypatch):
 @pytest.fixture(autouse=True, scope="module")
 def _old_objects_are_set_aside():
     """Each measurement collects garbage first, and would look at all that the files before have imported."""
-    from nanolib.meters.time.sampler import settled_heap
-
-    with settled_heap() as settle:
-        settle()
-        yield
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items):

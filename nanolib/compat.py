@@ -6,12 +6,12 @@ For intervals, flags and all samples, use `nanolib.measure`, which returns a `Me
 import contextlib
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 
-from nanolib.config import PRESETS, NanoConfig
+from nanolib.config import PRESETS
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.recording import ProfilingConfig
@@ -20,8 +20,6 @@ from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.ranks import Timer
-from nanolib.models import Transformer, generate_random_batch
-from nanolib.models import create_model as _create_model
 from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.models.user import logits_of
@@ -35,9 +33,7 @@ __all__ = [
     "benchmark_forward",
     "benchmark_forward_backward",
     "benchmark_with_statistics",
-    "create_model",
     "create_profiler",
-    "generate_random_batch",
     "profiled_tree_attn_decode",
 ]
 
@@ -47,33 +43,6 @@ MODEL_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 _GIB = 2**30
-
-
-def create_model(
-    config: NanoConfig | Mapping[str, Any],
-    context_length: int | None = None,
-    device: str | torch.device = "cpu",
-    seed: int | None = None,
-    **fields: Any,
-) -> Transformer:
-    """Build a transformer with random weights.
-
-    Args:
-        config: Config, or a mapping of sizes such as a value of `MODEL_CONFIGS`. Missing sizes have
-            the values of the preset `small`.
-        context_length: Length of the longest sequence, in tokens, or None to use the length in
-            `config`.
-        device: Device of the weights. The device `meta` allocates no memory.
-        seed: Seed of the weights, as in `nanolib.create_model`.
-        fields: More fields of `NanoConfig`, such as `vocab_size`.
-
-    Raises:
-        BadInput: A field is unknown, or a value is not valid.
-    """
-    if context_length is not None:
-        fields["context_length"] = context_length
-    known = config.model_dump() if isinstance(config, NanoConfig) else PRESETS["small"] | {**config}
-    return _create_model(NanoConfig(**known | fields), device, seed)
 
 
 def _series(

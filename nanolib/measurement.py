@@ -170,6 +170,10 @@ class BadInput(ValueError):
         self.lines = tuple(" ".join(line.split()) for line in lines)
         super().__init__("\n".join(self.lines))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process builds the same error."""
+        return type(self), self.lines
+
     def _render_traceback_(self) -> list[str]:
         """Return the lines that a notebook shows instead of a traceback."""
         return [f"BadInput: {line}" for line in self.lines]

@@ -39,12 +39,9 @@ class StrictModel(pydantic.BaseModel):
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
-            raise self._bad_input(error) from None
-
-    @classmethod
-    def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
-        prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        return BadInput(*(prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES]))
+            prefix, known = f"{self.NAME}." if self.NAME else "", list(type(self).model_fields)
+            lines = (prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES])
+            raise BadInput(*lines) from None
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -152,16 +149,6 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation} if isinstance(annotation, type) or annotation is Any else set()
 
 
-class _Loader(yaml.SafeLoader):
-    """The safe loader of PyYAML, which here also refuses a repeated name."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
-            raise yaml.YAMLError(f"{shown(twice[0])} is given twice; keep only one value")
-        return super().construct_mapping(node, deep)
-
-
 def read_value(name: str, text: str) -> Any:
     """Return the value of a command line's `-p NAME=TEXT`, read as YAML.
 
@@ -179,8 +166,7 @@ def read_yaml(path: Any) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
-        BadInput: The file cannot be read, is not valid YAML, does not contain a mapping, or repeats
-            a name.
+        BadInput: The file cannot be read, is not valid YAML, or does not contain a mapping.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -201,6 +187,6 @@ def read_yaml(path: Any) -> dict[str, Any]:
 
 def _load(what: str, text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  the class is a safe loader
+        return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]})") from None

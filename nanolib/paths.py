@@ -11,6 +11,8 @@ from nanolib.measurement import BadInput
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
 # `nano run` sets this variable to `TOKEN/NAME`, to find the run of a job in the database.
 LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
+# The number of a command's first process. The CPU time of its descendants belongs to the command.
+FIRST_VARIABLE = "NANOLIB_FIRST_PROCESS"
 DATABASE = "results.sqlite"
 # A git hook sets these variables. They make git change the repository and the index of the hook.
 _OF_HOOKS = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_PREFIX", "GIT_COMMON_DIR")

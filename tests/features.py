@@ -61,7 +61,6 @@ def report(folder):
         section.experiment: {
             "question": section.question,
             "charts": list(section.charts),
-            "files": list(section.files),
             "tables": {title: dict(table.columns) for title, table in section.tables.items()},
             "cells": {title: cells(table.of(rows)) for title, table in section.tables.items()},
             "verdict": list(map(str, section.verdict(rows))),

@@ -1,4 +1,4 @@
-"""How much code there is: tokens without comments and docstrings, and lines. Tokens are the ruler, since lines can be packed.
+"""How much code there is: tokens without comments and docstrings, since lines can be packed.
 
 python tests/lines.py            nanolib and its tests
 python tests/lines.py --folders  and where nanolib's are
@@ -11,7 +11,6 @@ import sys
 import tokenize
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _LONG = 200  # characters of a string from which its words count
@@ -34,34 +33,25 @@ _COMMENTS = {
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Size(NamedTuple):
-    """How large some code is."""
-
-    tokens: int
-    lines: int
-
-
 def python(source):
     """Of a module, without comments, docstrings, newlines and indents."""
     silent = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False):
             silent.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    tokens, lines = 0, set()
+    tokens = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type in _SILENT or token.start[0] in silent:
             continue
         long = token.type == tokenize.STRING and len(token.string) > _LONG
         tokens += len(token.string.split()) if long else 1
-        lines.update(range(token.start[0], token.end[0] + 1))
-    return Size(tokens, len(lines))
+    return tokens
 
 
 def written(source, suffix):
     """Of a template, a script, a style or data: words and signs, without comments."""
     source = re.sub(_COMMENTS[suffix], "", source)
-    tokens = re.findall(r"\w+|[^\w\s]", source)
-    return Size(len(tokens), sum(bool(line.strip()) for line in source.splitlines()))
+    return len(re.findall(r"\w+|[^\w\s]", source))
 
 
 def counted(root):
@@ -75,8 +65,7 @@ def counted(root):
 
 def show(name, sizes):
     """Print how large some files are together."""
-    tokens, lines = (sum(column) for column in zip(*sizes, strict=True))
-    print(f"{tokens:8,} tokens {lines:7,} lines {len(sizes):4} files  {name}")
+    print(f"{sum(sizes):8,} tokens {len(sizes):4} files  {name}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,7 @@
 from nanolib.experiments import sections
 
 SECTIONS = sections()
-CHARTS = {
-    name: chart
-    for section in SECTIONS
-    for name, chart in {**section.charts, **section.files}.items()
-}
+CHARTS = {name: chart for section in SECTIONS for name, chart in section.charts.items()}
 CLAIMS = {section.experiment: section.verdict for section in SECTIONS}
 VERDICTS = {
     name: lambda rows, findings=findings: list(map(str, findings(rows)))

@@ -1,8 +1,7 @@
-"""Each command, option and package that a sentence names exists."""
+"""Each command and option that a sentence names exists."""
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 
 import nanolib
@@ -48,11 +47,3 @@ def test_commands_in_messages_are_there_with_their_options():
             notebooks = re.findall(r"^ quick ([a-z]\w*)", rest)
             assert name != "run" or {*notebooks} <= {*ALL}, (module, text)
     assert {"run", "doctor", "ab", "compare", "history", "clean"} <= seen
-
-
-def test_packages_that_messages_name_exist():
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = set()
-    for _, text in MESSAGES:
-        extras |= {*re.findall(r"['\"]?\.\[(\w+)\]['\"]?", text)}
-    assert extras == {"hf", "ray", "amd", "apple", "cuda"} <= set(project["optional-dependencies"])

@@ -11,7 +11,7 @@ from nanolib.experiments import ALL, doctor
 from nanolib.meters import ceilings
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.jobs import SCENARIOS, import_user_code, params_files, plan
+from nanolib.run.jobs import SCENARIOS, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
 
@@ -41,7 +41,6 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     ).output
     assert "attention: 7 cases" in dry
     assert "unsupported: SDPA backend cudnn has no CPU kernel" in dry
-    assert "nanolib can predict the duration of a notebook after one run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     (run,) = json.loads(nano("runs", "--json").stdout)
@@ -49,7 +48,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     cleaned = nano("clean", "--older-than", "0d").output
     assert "doctor" in cleaned and cleaned.endswith("1 run(s) were deleted\n")
     assert "no runs yet" in nano("runs").output
-    assert "there are no runs" in nano("export", tmp_path / "x.csv").output
+    assert "there are no runs" in nano("export", tmp_path / "x.json").output
 
 
 def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
@@ -75,7 +74,6 @@ def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
     for folder in params_files():
         jobs = plan(ALL, [folder], {}, {})
         assert {job.name for job in jobs} == ({"distributed"} if folder == SCENARIOS else {*ALL})
-        import_user_code(jobs)  # the summary, which measures nothing, among them
     named = ["quick", "attention", "model", "attention"]
     assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
     scenario = next(iter(params_files()[SCENARIOS]))

@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from nanolib import NanoConfig, compat, generate_random_batch
+from nanolib import compat
 from nanolib.compat import benchmark_with_statistics
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
@@ -33,8 +33,6 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
         pass
     assert timer.seconds == {"comm_deep": [1.0], "comp_inner": [2.0], "my_attention": [2.0]}
     assert sum(timer.totals().values()) == 5  # what passed from the first to the last
-    with pytest.raises(BadInput, match=r"Timer: device .cuda. is not available; give use_cuda="):
-        compat.Timer(use_cuda=True)
 
 
 _DECODE = """
@@ -66,8 +64,7 @@ def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     done = ended(sys.executable, *launch, str(script), env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert all(f"rank {rank} of 2" in done.stdout for rank in range(2))
-    sums = ["compute", "communication", "total"]
-    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse", *sums]:
+    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]:
         assert done.stdout.count(f"\n{part} ") == 2, part
 
 
@@ -81,25 +78,9 @@ def test_the_memory_profiler_counts_live_bytes():
     del x
 
 
-def test_a_call_that_only_starts_the_work_is_refused():
-    with pytest.raises(BadInput, match=r"^func: a call only starts"):
-        benchmark_with_statistics(lambda: (x for x in "ab"), warmup=1)
-
-
 def test_the_profiler_takes_the_argument_that_others_use():
     profiler = compat.LayerProfiler(torch.nn.Linear(4, 4), preallocate_size=4)
     assert profiler.config.preallocate_metrics == 4
-
-
-def test_a_model_is_made_of_a_size_or_of_another_config():
-    small = compat.MODEL_CONFIGS["small"]
-    model = compat.create_model(small, context_length=64, num_layers=1, vocab_size=100)
-    ids = generate_random_batch(2, 64, 100, "cpu")
-    assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
-    again = compat.create_model(model.config, context_length=32)
-    assert again.config == NanoConfig(**model.config.model_dump() | {"context_length": 32})
-    with pytest.raises(BadInput, match="nonsense"):
-        compat.create_model(small, nonsense=1)
 
 
 def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monkeypatch):

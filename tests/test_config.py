@@ -27,8 +27,3 @@ def test_assignment_is_validated_and_refused_whole():
     with pytest.raises(BadInput, match=r"config\.num_heads: 7 does not divide d_model 512"):
         config.num_heads = 7
     assert config.num_heads == 8
-
-
-def test_an_unknown_preset_is_told():
-    with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_nano"):
-        NanoConfig.from_preset("smal")

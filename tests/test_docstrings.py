@@ -9,11 +9,10 @@ import pytest
 from docs.api import MODULES, write
 
 PUBLIC = {
-    f"{module}.{name}": value
-    for module in MODULES
-    for name in importlib.import_module(module).__all__
-    if inspect.isroutine(value := getattr(importlib.import_module(module), name))
-    or inspect.isclass(value)
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in map(importlib.import_module, MODULES)
+    for name in module.__all__
+    if callable(getattr(module, name))
 }
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -8,10 +8,8 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import BadInput, Measurement, printable
-from nanolib.report import renderer
 from nanolib.report.export import csv_text, markdown_table
 from nanolib.report.page import build
-from nanolib.report.plot import plot
 from nanolib.store import Store
 from tests.processes import invoked
 from tests.shown import SECTIONS
@@ -95,15 +93,6 @@ def test_a_page_shows_it_as_text_and_no_code_that_a_database_names_is_run(hostil
     assert not (hostile / "made").exists() and "<script>alert(1)" not in page.read_text()
 
 
-def test_a_chart_draws_what_acts_as_text(tmp_path):
-    data = pd.DataFrame({"series": [HOSTILE, "b"], "x": [1, 2], "panel": HOSTILE, "text": HOSTILE})
-    chart = plot(data.assign(note=HOSTILE), HOSTILE, "rows", subtitle=[HOSTILE])
-    renderer.save(chart.to_dict(), tmp_path, "x")
-    drawn = (tmp_path / "x.svg").read_text()
-    assert r"\x1b[31mred" in drawn and not {*"\x1b\x00\x07\x08"} & {*drawn}
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     "text",
     ["=cmd()", "-1+cmd()", "+1", "@sum", "\t=cmd()", "\r+1"],
@@ -114,11 +103,6 @@ def test_no_cell_of_a_csv_is_a_formula(text):
     for cell in (header[0], *(line[0] for line in cells)):
         assert cell.startswith("'") and cell.isprintable()
     assert [line[1] for line in cells] == ["-1.5", "2.0", "-3.0"]
-
-
-def test_a_cell_that_is_no_formula_stays():
-    table = pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})
-    assert csv_text(table) == ('a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n')
 
 
 @pytest.mark.parametrize("text", ["[a](http://x)", "<img src=x>", "a | b", "**a**"])

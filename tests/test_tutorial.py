@@ -60,27 +60,14 @@ def _differences(wanted, got):
 
 
 @pytest.mark.notebook
-@pytest.mark.thorough  # two minutes; tests of `nano run` and of recipes use the same commands
-def test_each_command_prints_what_the_tutorial_shows(tmp_path):
-    blocks = _blocks("docs/tutorial.md")
-    assert len(blocks) == 5 and all(output.strip() for output in blocks.values())
-    for command, output in blocks.items():
-        run = _run(command, tmp_path)
-        assert run.returncode == 0, run.stdout + run.stderr
-        # a conclusion with numbers
-        assert "When does" not in run.stdout or re.search(r"^  .*\d.*\.$", run.stdout, re.MULTILINE)
-        wrong = _differences(output, run.stdout.replace(str(tmp_path), "."))
-        assert not wrong, f"{command}\n{wrong}"
-    assert (tmp_path / "service-report" / "index.html").exists()
-    assert (tmp_path / "service.sqlite").exists()
-
-
-@pytest.mark.notebook
-@pytest.mark.thorough
-def test_each_command_prints_what_the_readme_shows(tmp_path):
-    """A plan counts bytes, so the page shows the same numbers on every machine."""
-    blocks = _blocks("README.md")
-    assert [command.split()[1] for command in blocks] == ["run", "plan", "ab"]
+@pytest.mark.thorough  # minutes; tests of `nano run` and of recipes use the same commands
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [("docs/tutorial.md", "run run report run export"), ("README.md", "run plan ab")],
+)
+def test_each_command_prints_what_the_page_shows(tmp_path, page, commands):
+    blocks = _blocks(page)
+    assert [command.split()[1] for command in blocks] == commands.split()
     repository = Repository(tmp_path)
     (tmp_path / "mypackage").mkdir()
     step = tmp_path / "mypackage" / "perf.py"
@@ -91,8 +78,9 @@ def test_each_command_prints_what_the_readme_shows(tmp_path):
     for command, output in blocks.items():
         run = _run(command, tmp_path)
         assert run.returncode == (" ab " in command), run.stdout + run.stderr
-        if " plan " in command:
+        # a conclusion has numbers
+        assert "When does" not in run.stdout or re.search(r"^  .*\d.*\.$", run.stdout, re.MULTILINE)
+        if " plan " in command:  # it counts bytes, which are the same on every machine
             assert _is_shown(output, run.stdout), run.stdout
-            continue
-        wrong = _differences(output, run.stdout)
+        wrong = _differences(output, run.stdout.replace(str(tmp_path), "."))
         assert not wrong, f"{command}\n{wrong}"

@@ -20,7 +20,7 @@ from typing import Any
 from nanolib.ab.versions import Version
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
-from nanolib.run.process import describe_exit, kill_tree, start
+from nanolib.run.process import describe_exit, kill_tree
 
 # OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
 # long as the process runs. The same work then takes 30 ms instead of 18 ms.
@@ -55,12 +55,13 @@ class Child(AbstractContextManager):
     def _start(self, python: str, *arguments: str, **options: Any) -> None:
         with self._theirs:
             file = self._theirs.fileno()
-            process = start(
+            process = subprocess.Popen(
                 [python, *_WORKER, str(os.getpid()), str(file), *arguments],
                 pass_fds=[file],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
+                start_new_session=True,  # Ctrl-C must not reach the process.
                 **options,
             )
         self._pid, self._wait = process.pid, process.wait
@@ -123,47 +124,24 @@ class ForkServer(Child):
         absolute = os.pathsep.join(filter(os.path.isabs, path))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": absolute})
 
-    def imports(self, modules: Sequence[str], version: Version) -> dict[str, list[str]]:
-        """Import modules for all processes that are forked after this call.
+    def answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
+        """Return the server's answer to a request of `forks.serve`.
 
         Args:
-            modules: Names of the modules. A module that the server cannot import is skipped.
-            version: A version of the code, which the modules may import.
+            request: Modules to import, the process ID of a fork to wait for, or a version to fork.
+            files: File descriptors of the connection and the log of a version to fork.
 
-        Returns:
-            Names of the environment variables that the imports set (`variables`), and names of the
-            repository's own modules that the server imported (`own`).
+        Raises:
+            BadInput: The server ended.
         """
-        folders = [*version.import_folders, str(version.top)]
-        return self._answer({"modules": modules, "folders": folders})
-
-    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
-        """Fork a process for a version, and return the id of the process.
-
-        Args:
-            request: Start folder, import folders and environment variables of the version.
-            files: File descriptors of the version's connection and log.
-        """
-        return self._answer(request, files)
-
-    def wait(self, pid: int) -> int:
-        """Wait for a forked process, and return its exit code as `subprocess` does."""
-        return self._answer({"wait": pid})
-
-    def _answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         try:
             self.send(**request)
             with self._watched():
                 for file in files:
                     reduction.send_handle(self._connection, file, self._pid)
             return self.receive()
-        except BaseException as error:
-            # The server must end, because its next answer would belong to this request.
-            kill_tree(self._pid)
-            if isinstance(error, VersionDied):
-                message = f"fork server of both versions: {error}"
-                raise BadInput(message) from None
-            raise
+        except VersionDied as error:
+            raise BadInput(f"fork server of both versions: {error}") from None
 
 
 class VersionProcess(Child):
@@ -200,9 +178,9 @@ class VersionProcess(Child):
         }
         with self._theirs:
             files = [self._theirs.fileno(), self._log.fileno()]
-            self._pid = fork_server.fork(request, files)
+            self._pid = fork_server.answer(request, files)
         # The system reports an exit code only once, so a cache stores the exit code.
-        self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
+        self._wait = functools.cache(functools.partial(fork_server.answer, {"wait": self._pid}))
 
     def send(self, **request: Any) -> None:
         """Resume the process and send it a request, without waiting for the answer."""

@@ -42,13 +42,13 @@ class Task:
         experiment: Name of the case's notebook, or `CALL` for a function.
         case_id: ID of the case in the database.
         factors: Names and values of the factors that define the case.
-        requests: The requests that start the case in A and in B.
+        request: The request that starts the case in A and in B.
     """
 
     experiment: str
     case_id: str
     factors: Mapping[str, Any]
-    requests: tuple[Request, Request]
+    request: Request
 
     @property
     def case(self) -> str:

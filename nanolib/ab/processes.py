@@ -93,7 +93,9 @@ class Processes(AbstractContextManager):
         """Start another server, and return what its imports set and imported."""
         self._end_fork_server()
         self._fork_server, self._forked = ForkServer(), 0
-        return self._fork_server.imports(self._modules, self._versions[0])
+        version = self._versions[0]
+        folders = [*version.import_folders, str(version.top)]
+        return self._fork_server.answer({"modules": self._modules, "folders": folders})
 
     def end(self) -> None:
         """End the process of each version."""

@@ -1,20 +1,128 @@
-"""Compare two versions of the code, and turn the block times into findings."""
+"""Define what `nano ab` compares, compare two versions, and turn block times into findings."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nanolib.ab.pairs import Settings, Task, TaskResult
+from nanolib.ab.children import VersionDied, VersionProcess
+from nanolib.ab.pairs import CALL, Request, Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
-from nanolib.ab.spec import Spec
-from nanolib.ab.versions import checked_out
-from nanolib.compare.findings import FAILED, NEW, Comparison, Line, case_names, worst_first
+from nanolib.ab.versions import HERE, Interpreter, Version, checked_out
+from nanolib.compare.findings import (
+    FAILED,
+    MISSING,
+    NEW,
+    Comparison,
+    Line,
+    case_name,
+    case_names,
+    describe_differences,
+    worst_first,
+)
 from nanolib.compare.runs import figure_lines
 from nanolib.measurement import BadInput, Status
 from nanolib.run.lock import device_lock
 from nanolib.stats.compare import Kind
+
+Cases = dict[str, Mapping[str, Any]]  # id → factors
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The subject of a comparison: versions, and cases or functions.
+
+    Attributes:
+        names: Git revisions of A and B, or `.` for the working tree.
+        start: A folder of the repository.
+        jobs: Name of each experiment, with its parameters.
+        functions: Functions to time, each as `package.module:function`.
+        setup: Function that creates the argument of each timed function. An empty text means that
+            timed functions take no argument.
+        interpreters: Interpreters of A and B, by default this interpreter for both versions.
+    """
+
+    names: tuple[str, str]
+    start: Path
+    jobs: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    functions: Sequence[str] = ()
+    setup: str = ""
+    interpreters: tuple[Interpreter, Interpreter] = (HERE, HERE)
+
+    def __post_init__(self) -> None:
+        for name in (*self.functions, *filter(None, [self.setup])):
+            module, _, function = name.partition(":")
+            if not (module and function):
+                option = "--setup" if name == self.setup else "--call"
+                raise BadInput(
+                    f"{option}: {name!r} is not a function; write package.module:function"
+                )
+
+    def tasks(self, versions: Sequence[Version]) -> tuple[list[Task], list[Line]]:
+        """Return the tasks that both versions have, and a finding for every other case.
+
+        Args:
+            versions: The two versions, A and B, with their files.
+
+        Raises:
+            BadInput: A version cannot list its cases, or the versions have no timed case in common.
+        """
+        tasks, lines = [self._call_task(name) for name in self.functions], []
+        with contextlib.ExitStack() as stack:
+            if self.jobs:
+                processes = [stack.enter_context(VersionProcess(version)) for version in versions]
+            for experiment, params in self.jobs:
+                request = {"experiment": experiment, "params": dict(params)}
+                of_a, of_b = _listed_cases(processes, request)
+                lines += _only_in(experiment, of_a, of_b, MISSING, "B")
+                lines += _only_in(experiment, of_b, of_a, NEW, "A")
+                for case_id, factors in of_a.items():
+                    if case_id in of_b:
+                        of_case = request | {"do": "case", "case_id": case_id}
+                        tasks.append(Task(experiment, case_id, factors, of_case))
+        if not tasks:
+            raise BadInput(
+                "ab: the two versions have no timed case in common; "
+                "name another notebook or other parameters"
+            )
+        return tasks, lines
+
+    def _call_task(self, name: str) -> Task:
+        request = {"do": "function", "function": name, "setup": self.setup}
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return Task(CALL, digest, {"name": name}, request)
+
+
+def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
+    """Return the cases that A and B can time.
+
+    Both processes receive the request first, so they import at the same time.
+    """
+    for process in processes:
+        process.send(do="cases", **request)
+    listed = []
+    for process in processes:
+        try:
+            answer = process.receive()
+        except VersionDied as death:
+            raise BadInput(f"{process.version.title}: {death}") from None
+        if "cases" not in answer:
+            raise BadInput(f"{process.version.title}: {answer['message']}")
+        listed.append({case["case_id"]: case["factors"] for case in answer["cases"]})
+    return listed
+
+
+def _only_in(
+    experiment: str, cases: Cases, others: Cases, finding: str, without: str
+) -> Iterator[Line]:
+    message = f"{without} does not have this case"
+    for case_id, factors in cases.items():
+        if case_id not in others:
+            yield Line(experiment, case_name(factors), "", finding, message=message)
 
 
 def run_ab(
@@ -40,7 +148,8 @@ def run_ab(
             have no timed case in common, or the working tree changed during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
-        versions = spec.with_interpreters(found)
+        pairs = zip(found, spec.interpreters, strict=True)
+        versions = [replace(version, python=one.python) for version, one in pairs]
         before = [version.edits() for version in versions]
         tasks, lines = spec.tasks(versions)
         share_s = min(settings.budget_s, settings.total_s / len(tasks))
@@ -61,7 +170,8 @@ def run_ab(
     for result in results:
         case = names["", result.task.experiment, result.task.case_id]
         lines += [replace(line, case=case) for line in lines_of(result, settings.threshold)]
-    return Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
+    differ = describe_differences(*(one.packages for one in spec.interpreters))
+    return Comparison(worst_first(lines), True, settings.threshold, differ=differ)
 
 
 def lines_of(result: TaskResult, threshold: float) -> list[Line]:

@@ -29,23 +29,22 @@ class Version:
         revision: Hash of the commit. A `+` at the end marks a working tree with changes.
         root: Folder of the version's files.
         folder: Folder in which the user started the command, relative to the repository.
-        python: Path of the interpreter that runs the version.
         top: Top folder of the user's repository.
+        python: Path of the interpreter that runs the version.
     """
 
     name: str
     revision: str
     root: Path
     folder: Path
+    top: Path
     python: str = sys.executable
-    top: Path = Path()
 
     @property
     def title(self) -> str:
         """Return the version's name for messages."""
-        revision = f" ({self.revision})" if self.revision else ""
         interpreter = "" if self.is_here else f" with {self.python}"
-        return f"{self.name}{revision}{interpreter}"
+        return f"{self.name} ({self.revision}){interpreter}"
 
     @property
     def is_here(self) -> bool:
@@ -94,44 +93,20 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
     Raises:
         BadInput: A name is not a commit, or `start` is not in a git repository.
     """
-    try:
-        top = Path(_git(start, "rev-parse", "--show-toplevel"))
-    except BadInput as error:
-        if "not a git repository" not in str(error):
-            raise
-        if set(names) != {WORKING_TREE}:
-            wrong = f"{start} is not in a git repository; run nano ab inside a repository"
-            raise BadInput(wrong) from None
-        yield [Version(name, "", start, Path()) for name in names]
-        return
+    top = Path(_git(start, "rev-parse", "--show-toplevel"))
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = {name: _commit(top, name) for name in names if name != WORKING_TREE}
     with _pruned(top), TemporaryDirectory(prefix="nanolib-ab-") as made:
-        versions = {WORKING_TREE: Version(WORKING_TREE, _revision(top), top, folder, top=top)}
+        versions = {WORKING_TREE: Version(WORKING_TREE, _revision(top), top, folder, top)}
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
-            versions[name] = Version(name, commit[:12], place, folder, top=top)
+            versions[name] = Version(name, commit[:12], place, folder, top)
             if not place.exists():  # Two names may refer to the same commit.
                 # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
                 _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
-                _add_submodules(top, place)
+                _git(place, "submodule", "update", "--init", "--quiet")
         yield [versions[name] for name in names]
-
-
-def _add_submodules(top: Path, place: Path) -> None:
-    """Check out the submodules of a worktree from the submodules of the working tree."""
-    if not (place / ".gitmodules").exists():
-        return
-    paths = ("config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$")
-    local = ["-c", "protocol.file.allow=always"]
-    for line in _git(place, *paths).splitlines():
-        key, _, path = line.partition(" ")
-        local += ["-c", f"{key.removesuffix('path')}url={top / path}"]
-    wrong = (
-        f"submodules: {place.name} needs commits that {top.name} lacks; run git submodule update"
-    )
-    _git(place, *local, "submodule", "update", "--init", "--quiet", complaint=wrong)
 
 
 @contextmanager
@@ -207,6 +182,9 @@ class Interpreter:
 
     python: str
     packages: Mapping[str, str]
+
+
+HERE = Interpreter(sys.executable, {})  # Its packages are not listed, because none differs.
 
 
 def inspect_interpreter(python: str) -> Interpreter:

@@ -123,8 +123,8 @@ def _spec(
     setup: str,
     pythons: tuple[str, ...],
 ) -> Any:
-    from nanolib.ab.spec import Spec
-    from nanolib.ab.versions import inspect_interpreter
+    from nanolib.ab.run import Spec
+    from nanolib.ab.versions import HERE, inspect_interpreter
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
     from nanolib.run.jobs import plan
@@ -140,7 +140,7 @@ def _spec(
         raise BadInput(
             f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
         )
-    interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
+    interpreters = tuple(inspect_interpreter(python) for python in pythons) or (HERE, HERE)
     rest = {"interpreters": interpreters}
     if functions:
         return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)

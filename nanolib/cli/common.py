@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -190,11 +191,11 @@ class Commands(click.Group):
         except BrokenPipeError:  # The program that reads the output has ended.
             # A normal exit would flush standard output, and fail again.
             os._exit(EXIT_CLOSED)
-        except OSError as error:
-            if error.filename is None:  # A device, a library or a connection.
-                complain(f"{type(error).__name__}: {error}")
-            else:
+        except (OSError, sqlite3.Error) as error:
+            if getattr(error, "filename", None):
                 complain(f"{error.filename}: {error.strerror}; name another file or folder")
+            else:  # A device, a library, a connection or a database.
+                complain(f"{type(error).__name__}: {error}")
         sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

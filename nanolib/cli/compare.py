@@ -14,15 +14,13 @@ from nanolib.cli.common import (
     SHARE,
     command,
     echo,
-    echo_json,
     echo_table,
     file_option,
-    json_option,
     option,
     output_option,
     to_json,
 )
-from nanolib.measurement import BadInput
+from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import DATABASE
 
 _everything = click.option(
@@ -144,13 +142,10 @@ def _echo_findings(table: Any) -> None:
 
 def _echo_cases(table: Any) -> None:
     """Print a table of cases, without empty columns, under the words that all its cases share."""
-    names = [name.split() for name in table["case"]]
-    shared = [word for word in names[0] if all(word in name for name in names)]
-    rest = [" ".join(word for word in name if word not in shared) for name in names]
-    lines = table.assign(case=rest)
-    if lines["experiment"].nunique() == 1:
-        shared = [lines["experiment"].iloc[0], *shared]
-        lines = lines.drop(columns="experiment")
+    from nanolib.compare.findings import share_words
+
+    shared, names = share_words(list(table["experiment"] + " " + table["case"]))
+    lines = table.drop(columns="experiment").assign(case=names)
     echo("", *([f"all: {' '.join(shared)}"] if shared else []))
     echo_table(lines.loc[:, lines.astype(bool).any()])
 
@@ -160,11 +155,10 @@ def _echo_cases(table: Any) -> None:
     "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@option("--metric", "latency", "Metric to show.")
+@option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
 @_everything
-@json_option
 @output_option
-def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
+def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None:
     """Show when and by how much the results of each case changed.
 
     A change needs at least three runs on each side. To compare the last run with the run before,
@@ -185,21 +179,15 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
     stepped = [one for one in found if one.changes]
-    shown = found if everything else stepped
-    if as_json:
-        lines = [one.to_dict() for one in shown]
-        echo_json({"metric": metric, "figures": len(found), "shown": lines})
-    elif shown:
+    if shown := found if everything else stepped:
         _echo_cases(table(shown))
     most_runs = max((len(one.points) for one in found), default=0)
     notes = [f"{metric} changed in {len(stepped)} of {len(found)} series of up to {most_runs} runs"]
-    if not found:
-        notes = [f"no case has {metric} above 0 from two runs on one machine; run a notebook again"]
-    elif most_runs < LEAST_HISTORY:
+    if most_runs < LEAST_HISTORY:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
         notes += ["to measure, in turns, the revisions before and after a change:", *commands]
-    echo(*notes, err=as_json)
+    echo(*notes)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict[str, str]]:

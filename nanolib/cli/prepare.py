@@ -58,16 +58,17 @@ def _names() -> dict[str, dict[str, str]]:
 
     suites = params_files()
     scenarios = suites.pop(SCENARIOS, {})
-    in_suites = {suite: ", ".join(files) for suite, files in suites.items()}
-    names = dict.fromkeys(name for files in suites.values() for name in files)
-    asked = {name: _title(checkout() / "notebooks" / f"{name}.ipynb") for name in names}
-    commented = {}
-    for name, file in scenarios.items():
-        commented[name] = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
     return {
-        "Notebooks (nano run NOTEBOOK)": asked,
-        "Suites (nano run SUITE)": in_suites,
-        "Scenarios (nano run SCENARIO)": commented,
+        "Notebooks (nano run NOTEBOOK)": {
+            name: _title(checkout() / "notebooks" / f"{name}.ipynb")
+            for files in suites.values()
+            for name in files
+        },
+        "Suites (nano run SUITE)": {suite: ", ".join(files) for suite, files in suites.items()},
+        "Scenarios (nano run SCENARIO)": {
+            name: file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            for name, file in scenarios.items()
+        },
         "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
         "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
         "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
@@ -84,12 +85,7 @@ def _sizes(preset: str) -> str:
     from nanolib.config import NanoConfig
 
     config = NanoConfig.from_preset(preset)
-    count = config.parameter_count
-    parameters = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"
-    return (
-        f"{parameters:>5} parameters, {config.num_layers} layers, d_model {config.d_model}, "
-        f"{config.num_heads} heads, context {config.context_length:,}"
-    )
+    return f"{config.parameter_count / 1e6:,.0f}M parameters, context {config.context_length:,}"
 
 
 class NotebookCommand(click.Command):

@@ -2,7 +2,6 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,7 +10,6 @@ from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
 
 NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
-_RUN = ["run", "experiment", "suite", "label", "started"]
 
 
 @command("nano runs", "nano runs --json")
@@ -19,6 +17,7 @@ _RUN = ["run", "experiment", "suite", "label", "started"]
 @output_option
 def runs(as_json: bool) -> None:
     """List the stored runs."""
+    from nanolib.report.overview import run_facts
     from nanolib.store import Store
 
     with Store(create=False) as store:
@@ -28,15 +27,7 @@ def runs(as_json: bool) -> None:
     elif frame.empty:
         echo("no runs yet; run: nano run quick")
     else:
-        rest = ["took", "cases", "status", "machine_id", "git_revision"]
-        echo_table(_for_people(frame)[[*_RUN, *rest]])
-
-
-def _for_people(frame: Any) -> Any:
-    """Return runs with a short id, and with their start and duration as text."""
-    took = frame.duration_s.astype(float).map("{:.0f} s".format).replace("nan s", "—")
-    started = frame.started.str[:19].str.replace("T", " ")
-    return frame.assign(run=frame.run_id.str[:8], started=started, took=took)
+        echo_table(run_facts(frame).drop(columns=["torch", "Interference"]))
 
 
 @command(
@@ -83,7 +74,7 @@ def write_report(names: list[str], folder: Path) -> Path:
 
 @command(
     "nano export share.sqlite",
-    "nano export table.csv --run latest",
+    "nano export share.json --run latest",
 )
 @click.argument("target", metavar="FILE", type=NewFile())
 @click.option(
@@ -97,7 +88,7 @@ def write_report(names: list[str], folder: Path) -> Path:
 def export(target: Path, names: tuple[str, ...]) -> None:
     """Export runs to FILE, without user, host and folder names.
 
-    The ending of FILE decides the format: .sqlite, .json or .csv.
+    The ending of FILE decides the format: .sqlite or .json.
     """
     from nanolib.experiments.summary import select_runs
     from nanolib.report.export import write
@@ -134,12 +125,6 @@ def merge(databases: tuple[str, ...]) -> None:
     help="Delete runs that are older than this many days, such as 30d.",
 )
 @click.option(
-    "--keep",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Keep the newest N runs and delete the rest, or only the old ones with --older-than.",
-)
-@click.option(
     "--run",
     "names",
     multiple=True,
@@ -150,19 +135,19 @@ def merge(databases: tuple[str, ...]) -> None:
     "--dry-run", is_flag=True, help="List the runs that would be deleted, without deleting them."
 )
 @output_option
-def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool) -> None:
+def clean(days: float | None, names: tuple[str, ...], dry_run: bool) -> None:
     """Delete old or named runs and free their disk space."""
+    from nanolib.report.overview import run_facts
     from nanolib.store import Store
 
-    if days is None and keep is None and not names:
+    if days is None and not names:
         raise BadInput(
-            "clean: no run is chosen; name the runs to delete, with --older-than 30d, "
-            "--keep 100 or --run ID"
+            "clean: no run is chosen; name the runs to delete, with --older-than 30d or --run ID"
         )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
-        gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
+        gone = store.cleanup_old_runs(days, run_ids=named, dry_run=dry_run)
     if gone:
-        echo_table(_for_people(known[known["run_id"].isin(gone)])[_RUN])
+        echo_table(run_facts(known[known["run_id"].isin(gone)]).iloc[:, :5])
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

@@ -75,7 +75,7 @@ def run(
     scenarios. If you name a notebook, --help shows its parameters too.
     """
     from nanolib.experiments import ALL
-    from nanolib.run.jobs import import_user_code, plan
+    from nanolib.run.jobs import plan
 
     if label and "label" in pairs:
         raise BadInput("label: --label and -p label are both set; set one of them")
@@ -93,7 +93,6 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # On Ray, each node imports the user's code.
         # A cluster ends a job with SIGTERM. The job then stops as after Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         results = run_jobs(jobs, shared, echo, _conclude)
@@ -150,8 +149,6 @@ def _show_plan(jobs: list[Any]) -> None:
     if known := [interval for interval in expected if interval]:
         total = [sum(ends) for ends in zip(*known, strict=True)]
         echo("", f"all notebooks with an estimate{_duration(total)}")
-    if len(known) < len(expected):
-        echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
         echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
 

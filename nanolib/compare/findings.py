@@ -159,20 +159,17 @@ def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
     return tuple(sorted(lines, key=badness))
 
 
-def differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return the packages and settings whose versions or values differ, `python` first.
+def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """Describe packages and settings that differ, `python` first, such as `torch 2.12.0 → 2.13.0`.
 
-    Returns:
-        Name, and the version in A and in B. The version of an absent package is `none`.
+    The version of an absent package is `none`.
     """
     names = sorted({**a, **b}, key=lambda name: (name != "python", name))
-    pairs = [(name, a.get(name, "none"), b.get(name, "none")) for name in names]
-    return [pair for pair in pairs if pair[1] != pair[2]]
-
-
-def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    """Describe what differs between two sets of versions, such as `torch 2.12.0 → 2.13.0`."""
-    return [f"{name} {old} → {new}" for name, old, new in differences(a, b)]
+    return [
+        f"{name} {a.get(name, 'none')} → {b.get(name, 'none')}"
+        for name in names
+        if a.get(name) != b.get(name)
+    ]
 
 
 def with_unit(figure: str) -> str:
@@ -190,7 +187,6 @@ _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 def case_name(factors: Mapping[str, Any]) -> str:
     """Return the readable name of a case with these factors."""
     named = [str(factors[name]) for name in _NAMING if name in factors]
-
     if factors.get("compiled"):
         named.append("compiled")
     sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
@@ -210,15 +206,15 @@ def case_names(
             times.
     """
     cases = list(cases)
-    alike: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    alike: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(dict)
     for _, experiment, case_id, factors in cases:
-        alike[experiment, case_name(factors)][case_id] = factors
+        line = {factor: shown(value) for factor, value in factors.items()}
+        alike[experiment, case_name(factors)][case_id] = line
     names = {}
-    for (experiment, name), found in alike.items():
-        lines = [{one: shown(value) for one, value in each.items()} for each in found.values()]
-        factors = dict.fromkeys(factor for line in lines for factor in line)
-        apart = [one for one in factors if len({line.get(one) for line in lines}) > 1]
-        for case_id, line in zip(found, lines, strict=True):
+    for (experiment, name), lines in alike.items():
+        factors = dict.fromkeys(factor for line in lines.values() for factor in line)
+        apart = [one for one in factors if len({line.get(one) for line in lines.values()}) > 1]
+        for case_id, line in lines.items():
             differs = (f"{factor}={line.get(factor, 'none')}" for factor in apart)
             names[experiment, case_id] = " ".join([name, *differs])
     several = len({machine for machine, *_ in cases}) > 1

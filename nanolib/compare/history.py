@@ -1,15 +1,14 @@
 """Follow each case over the runs of a machine, and find the revisions that changed a metric."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import pandas as pd
 
 from nanolib.compare.findings import Comparison, case_names, cases_in, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
-from nanolib.measurement import METRICS, BadInput, Direction
+from nanolib.measurement import METRICS, Direction
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level
 from nanolib.stats.compare import MARGIN
@@ -46,10 +45,8 @@ class History:
     """Metric of a case over the runs of a machine.
 
     Attributes:
-        machine_id: ID of the machine.
         experiment: Name of the experiment.
         case: Readable name of the case.
-        case_id: ID of the case.
         metric: Key of `METRICS`.
         scope: Scope of the metric.
         points: Table with a row per run, the oldest first, and the columns `run_id`, `started`,
@@ -57,19 +54,12 @@ class History:
         changes: Changes of the metric's level. A change needs three runs on each side.
     """
 
-    machine_id: str
     experiment: str
     case: str
-    case_id: str
     metric: str
     scope: str
     points: pd.DataFrame
     changes: tuple[Change, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the history as JSON types."""
-        points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
-        return asdict(self) | {"points": points}
 
     @property
     def command(self) -> str:
@@ -87,17 +77,14 @@ def histories(
 ) -> list[History]:
     """Return a history for each case that at least two runs on one machine measured.
 
+    The history with the latest change comes first, and histories without a change come last.
+
     Args:
         store: Store with the runs.
         metric: Key of `METRICS`.
         machine_ids: IDs of the machines.
         last: Number of newest runs to use per experiment and machine, or None for all runs.
-
-    Raises:
-        BadInput: The metric is unknown.
     """
-    if metric not in METRICS:
-        raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     figures = store.figures(metric, machine_ids, last)
     figures = figures[figures["estimate"] > 0]  # Only values above 0 have ratios.
     names, result = case_names(cases_in(figures)), []
@@ -106,10 +93,13 @@ def histories(
             case = names[machine_id, experiment, case_id]
             points = group[_POINTS].reset_index(drop=True)
             steps = find_steps(points, metric)
-            result.append(
-                History(machine_id, experiment, case, case_id, metric, scope, points, steps)
-            )
-    return result
+            result.append(History(experiment, case, metric, scope, points, steps))
+    return sorted(result, key=_age)
+
+
+def _age(history: History) -> tuple[bool, int]:
+    last = history.changes[-1].at if history.changes else 0
+    return not history.changes, len(history.points) - last
 
 
 def find_steps(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
@@ -171,13 +161,9 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
 
 
 def table(found: Sequence[History]) -> pd.DataFrame:
-    """Return a row of text per history, the latest change first and unchanged histories last."""
-
-    def age(one: History) -> tuple[bool, int]:
-        return not one.changes, len(one.points) - (one.changes[-1].at if one.changes else 0)
-
+    """Return a row of text per history."""
     lines = []
-    for history in sorted(found, key=age):
+    for history in found:
         first, last = (history.points.iloc[end] for end in (0, -1))
         lines.append(
             {

@@ -7,7 +7,7 @@ metric as `changed`. A comparison of two machines never fails a gate.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,12 +21,11 @@ from nanolib.compare.findings import (
     NEW,
     Comparison,
     Line,
-    case_name,
     case_names,
     cases_in,
     worst_first,
 )
-from nanolib.compare.spread import LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
+from nanolib.compare.spread import UNKNOWN, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
@@ -95,8 +94,11 @@ def compare_rows(
     then, now = _newest_cases(base), _newest_cases(current)
     names = case_names([*cases_in(base), *cases_in(current)])
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
-    notes += _only_in("base", in_base - in_current)
-    notes += _only_in("current", in_current - in_base)
+    only = {"base": in_base - in_current, "current": in_current - in_base}
+    for side, keys in only.items():
+        if keys:
+            experiments = ", ".join(sorted({experiment for _, experiment in keys}))
+            notes.append(f"experiments only in {side} are not compared: {experiments}")
     lines = []
     for key in dict.fromkeys((*then, *now)):
         if key[:2] in in_base & in_current:
@@ -107,11 +109,7 @@ def compare_rows(
                         _timing_line(*pair, threshold, noise, repeats if machines else None)
                     )
             lines += [replace(line, case=names[key]) for line in found]
-    timings = [line.message for line in lines if line.verdict is not None]
-    if unknown := timings.count(UNKNOWN):
-        few = f"{unknown} of {len(timings)} timings have fewer than {LEAST_RUNS} earlier runs of one revision"
-        notes.append(f"{few}, so they are suspect at most; use nano ab to decide")
-    missing = sorted({experiment for _, experiment in in_base - in_current})
+    missing = sorted({experiment for _, experiment in only["base"]})
     lines = worst_first(_adjusted(lines))
     return Comparison(lines, bool(machines), threshold, notes, missing=missing)
 
@@ -134,14 +132,8 @@ def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], _Case]:
     return cases
 
 
-def _only_in(side: str, only: Collection[tuple[str, str]]) -> list[str]:
-    """Return a note about the experiments that only one side has."""
-    names = ", ".join(sorted({experiment for _, experiment in only}))
-    return [f"experiments only in {side} are not compared: {names}"] if only else []
-
-
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
-    """Yield the findings about a case, without the comparison of its timings."""
+    """Yield the findings about a case, without its name and the comparison of its timings."""
     if then is None or now is None:
         one, finding, message = then or now, MISSING, "not in current"
         if then is None:
@@ -162,13 +154,13 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
 
 
 def _case_line(row: Row, finding: str, message: str) -> Line:
-    return Line(row["experiment"], case_name(row["factors"]), "", finding, message=message)
+    return Line(row["experiment"], "", "", finding, message=message)
 
 
 def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
-    metric, case = f"{then['metric']} {then['scope']}".strip(), case_name(then["factors"])
+    metric = f"{then['metric']} {then['scope']}".strip()
     ends = float(then["estimate"]), float(now["estimate"])
-    return Line(then["experiment"], case, metric, finding, *ends, **rest)
+    return Line(then["experiment"], "", metric, finding, *ends, **rest)
 
 
 def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tuple[Row, Row]]:
@@ -184,7 +176,8 @@ def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tup
 def figure_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Yield the findings about metrics without blocks, whose intervals nanolib compares.
 
-    The interval of a deterministic metric has no width, so every difference counts.
+    The findings lack the name of the case. The interval of a deterministic metric has no width, so
+    every difference counts.
     """
     for before, after in _pairs(then, now, _RULES):
         least, higher, lower, message = _RULES[before["metric"]]
@@ -232,10 +225,8 @@ def _timing_line(
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
-    # The ratio of the verdict is the ratio of the geometric means, so the table shows geometric
-    # means.
-    base, current = (float(np.exp(np.log(one).mean())) for one in blocks)
-    return replace(line, base=base, current=current)
+    # The verdict compares geometric means. The current time follows from the ratio of the verdict.
+    return replace(line, current=line.base * verdict.ratio)
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:

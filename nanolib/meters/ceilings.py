@@ -30,7 +30,7 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measure
         which are the bytes read and written per second. The scope is the name of the rate.
     """
     if ceiling == "copy":
-        size = _copy_bytes(device)
+        size = _COPY_BYTES.get(torch.device(device).type, 2**29)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
         latency = measure(
@@ -44,14 +44,6 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measure
     size = len(a)
     text = f"matrix product {size}³, in a burst of {budget_s:g} s"
     return rate("ceiling_flops", 2 * size**3, latency, message=text)
-
-
-def operand_bytes(device: str, ceiling: str) -> int:
-    """Return the bytes that `measure_ceiling` needs for operands, product and random numbers."""
-    if ceiling == "copy":
-        return 2 * _copy_bytes(device)
-    itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
-    return _size(device, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
 
 
 @contextlib.contextmanager
@@ -89,10 +81,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
         )
     out = torch.empty_like(a)
     return lambda: torch.mm(a, b, out=out)
-
-
-def _copy_bytes(device: str) -> int:
-    return _COPY_BYTES.get(torch.device(device).type, 2**29)
 
 
 def _size(device: str, dtype: str) -> int:

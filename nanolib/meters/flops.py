@@ -30,21 +30,15 @@ def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
-
-
 # Formulas of operations that torch's counter does not count.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
-    "aten::mv": _vector_product,
-    "aten::dot": _vector_product,
-    "aten::_int_mm": _vector_product,
+    "aten::_int_mm": _grouped,
 }
 # Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
-_PRODUCTS |= {"convolution", "cdist", "fft"}
+_PRODUCTS |= {"convolution", "cdist", "fft", "mv", "dot"}
 # In these namespaces, the name of an operation shows whether the operation multiplies matrices.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 

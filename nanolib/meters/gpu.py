@@ -35,18 +35,6 @@ def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def instant_watts(nvml: Any, gpu: Any) -> float:
-    """Read the present power of a GPU, W.
-
-    Raises:
-        NVMLError: The driver does not report the present power.
-    """
-    (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
-    if field.nvmlReturn:
-        raise nvml.NVMLError(field.nvmlReturn)
-    return field.value.uiVal / 1e3
-
-
 def gpu_watts(nvml: Any, gpu: Any) -> float:
     """Read the present power of a GPU, W.
 
@@ -57,8 +45,9 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
         NVMLError: The driver does not report the power.
     """
     with contextlib.suppress(nvml.NVMLError):
-        if (watts := instant_watts(nvml, gpu)) > 0:
-            return watts
+        (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
+        if not field.nvmlReturn and field.value.uiVal > 0:
+            return field.value.uiVal / 1e3
     return nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
 
 
@@ -91,12 +80,10 @@ class GpuState:
                 self._seen[name].append(reading)
 
     def summary(self) -> dict[str, Any]:
-        """Return the medians of the readings, the lowest clock, and the reasons for a low clock."""
+        """Return the medians of the readings, and the reasons for a low clock."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         found = {name: float(statistics.median(values)) for name, values in seen.items()}
-        if clocks := seen.get("clock_mhz"):
-            found["clock_least_mhz"] = float(min(clocks))
         if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
             found["throttled_by"] = ", ".join(named)
         return found

@@ -18,14 +18,11 @@ import psutil
 
 from nanolib.measurement import Flag
 from nanolib.meters.gpu import gpu_interference
-from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
-from nanolib.paths import LAUNCH_VARIABLE
+from nanolib.meters.machine import cpu_quota, gpu_uuid, quota_periods, usable_cores, usable_cpus
+from nanolib.paths import FIRST_VARIABLE
 
 # Other processes disturb a timing if they use more than 10 % of the CPUs.
 BUSY_SHARE = 0.10
-# Arguments in the command lines of processes that nanolib starts.
-_STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
-_KERNEL = "ipykernel_launcher"  # An argument in the command line of a notebook's kernel.
 # Linux includes the time of guest systems in `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
@@ -36,18 +33,23 @@ _LEAST_S = 0.5
 
 
 class CpuTimes(NamedTuple):
-    """CPU time that processes used until a moment.
+    """CPU time until a moment, summed over the CPUs that this process may use, s.
 
     Attributes:
-        everyone: Category of CPU time, such as `user` → time in this category, summed over the CPUs
-            that this process may use, s.
-        ours: CPU time of the process that began this command and of its descendants, s.
-        periods: Result of `throttled_periods` at the same moment.
+        total: Time in all categories.
+        idle: Time without work.
+        stolen: Time that a hypervisor took.
+        ours: CPU time of the process that began this command and of its descendants.
+        periods: Number of periods of the CPU quota.
+        throttled: Number of periods in which the kernel paused this process.
     """
 
-    everyone: dict[str, float]
+    total: float
+    idle: float
+    stolen: float
     ours: float
-    periods: dict[str, tuple[int, int]]
+    periods: int
+    throttled: int
 
 
 @dataclass
@@ -59,13 +61,11 @@ class CpuLoad:
         stolen: Share of the CPUs that a hypervisor took, or None if the share is not known.
         throttled: Share of the quota's periods in which the kernel paused this process, or 0
             without a quota.
-        quota: CPU quota of this process, in cores.
     """
 
     others: float | None = None
     stolen: float | None = None
     throttled: float = 0.0
-    quota: float = 0.0
 
     @property
     def taken(self) -> float | None:
@@ -78,20 +78,27 @@ class CpuLoad:
         return (self.taken or 0.0) > BUSY_SHARE
 
     @property
-    def limited_by(self) -> str:
-        """Description of the CPU quota if it often paused this process, or an empty string."""
-        return f"a CPU quota of {self.quota:g} cores" if self.throttled > BUSY_SHARE else ""
+    def is_limited(self) -> bool:
+        """Whether a CPU quota often paused this process."""
+        return self.throttled > BUSY_SHARE
 
     @property
     def flags(self) -> tuple[Flag, ...]:
         """Flags of a timing that nanolib took under this load."""
-        busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
-        return (*busy, Flag.THROTTLED) if self.limited_by else busy
+        flags = {Flag.BUSY_MACHINE: self.is_busy, Flag.THROTTLED: self.is_limited}
+        return tuple(flag for flag, is_set in flags.items() if is_set)
 
     def details(self) -> dict[str, Any]:
         """Return the row details `others_share`, and `throttled_by` if a quota disturbs timings."""
         found = {"others_share": self.taken}
-        return found | {"throttled_by": self.limited_by} if self.limited_by else found
+        if self.is_limited:
+            found["throttled_by"] = f"a CPU quota of {cpu_quota():g} cores"
+        return found
+
+
+def shortest_watch_s() -> float:
+    """Return the shortest time in which the load of the CPUs can be measured, s."""
+    return max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores())
 
 
 @contextlib.contextmanager
@@ -113,22 +120,22 @@ def cpu_times() -> CpuTimes:
     # psutil's list leaves out offline CPUs, so a CPU's index may differ from its number.
     is_complete = mine and os.sysconf("SC_NPROCESSORS_CONF") == len(every)
     chosen = [every[number] for number in mine] if is_complete else every
-    everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
-    return CpuTimes(everyone, ours, throttled_periods())
+    total, idle, stolen = (
+        sum(getattr(one, name, 0.0) for one in chosen for name in names)
+        for names in (_COUNTED, ("idle", "iowait"), ("steal",))
+    )
+    return CpuTimes(total, idle, stolen, ours, *quota_periods())
 
 
 def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
     """Compute the load of the CPUs between two moments."""
-    spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
-    load, total = CpuLoad(quota=cpu_quota()), sum(spent.values())
-    if total > _LEAST_S:
-        idle, stolen = spent["idle"] + spent["iowait"], spent["steal"]
-        others = total - idle - stolen - (after.ours - before.ours)
-        load.others, load.stolen = min(1.0, max(0.0, others / total)), stolen / total
-    for group, (periods, throttled) in after.periods.items():
-        first, already = before.periods.get(group, (periods, throttled))
-        if periods > first:
-            load.throttled = max(load.throttled, (throttled - already) / (periods - first))
+    load, spent = CpuLoad(), CpuTimes(*(b - a for a, b in zip(before, after, strict=True)))
+    if spent.total > _LEAST_S:
+        others = spent.total - spent.idle - spent.stolen - spent.ours
+        load.others = min(1.0, max(0.0, others / spent.total))
+        load.stolen = spent.stolen / spent.total
+    if spent.periods:
+        load.throttled = spent.throttled / spent.periods
     return load
 
 
@@ -165,11 +172,10 @@ def _seconds_of(processes: Iterable[psutil.Process]) -> float:
 
 def _family() -> list[psutil.Process]:
     """List the processes of this command, such as `nano`, papermill, kernel, worker and ranks."""
-    first = psutil.Process()
+    first = own = psutil.Process()
+    number = int(os.environ.setdefault(FIRST_VARIABLE, str(own.pid)))
     with contextlib.suppress(psutil.Error):
-        started = _STARTED | ({_KERNEL} if LAUNCH_VARIABLE in os.environ else set())
-        while started & {*first.cmdline()} and (parent := first.parent()) is not None:
-            first = parent
+        first = next((each for each in own.parents() if each.pid == number), own)
     return [first, *first.children(recursive=True)]
 
 
@@ -180,7 +186,7 @@ def find_interference(device: str) -> list[str]:
         device: Name of the device, from `resolve_device`.
     """
     with watch_cpus() as load:
-        time.sleep(max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores()))
+        time.sleep(shortest_watch_s())
     lines = cpu_interference(load)
     if device.startswith("cuda"):
         lines += gpu_interference(gpu_uuid(device))

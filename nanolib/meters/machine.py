@@ -225,13 +225,11 @@ def cpu_quota() -> float:
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 
-def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Return the numbers of periods and of throttled periods of each control group with a quota."""
-    found = {}
-    for group, _ in _quotas():
-        counts = _fields(group / "cpu.stat")
-        found[str(group)] = counts.get("nr_periods", 0), counts.get("nr_throttled", 0)
-    return found
+def quota_periods() -> tuple[int, int]:
+    """Return the numbers of periods and of throttled periods of the smallest CPU quota."""
+    group, _ = min(_quotas(), key=lambda each: each[1], default=(_PROC, math.inf))
+    counts = _fields(group / "cpu.stat")
+    return counts.get("nr_periods", 0), counts.get("nr_throttled", 0)
 
 
 def memory_limits() -> list[tuple[int, int]]:

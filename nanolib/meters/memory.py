@@ -3,7 +3,7 @@
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,30 +65,26 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     Yields:
         A `Peak`. The values are complete when the context ends, even after an exception.
     """
-    counter = LiveBytes()
+    counter, on_gpu = LiveBytes(), torch.device(device).type == "cuda"
     counter.watch(*existing)
-    peak = Peak(existing=counter.current)
+    peak = Peak(before=counter.current, existing=counter.current)
     gc.collect()
-    if torch.device(device).type == "cuda":
+    if on_gpu:
         peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # Cached memory of earlier cases must not count.
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
         peak.reserved_before = torch.cuda.memory_reserved(device)
-        try:
-            yield peak
-        finally:
-            torch.cuda.synchronize(device)
-            peak.live = torch.cuda.max_memory_allocated(device)
-            peak.reserved = torch.cuda.max_memory_reserved(device)
-        return
     try:
-        with counter:
-            peak.before = counter.current
+        with nullcontext() if on_gpu else counter:
             yield peak
     finally:
         peak.live = counter.peak
+        if on_gpu:
+            torch.cuda.synchronize(device)
+            peak.live = torch.cuda.max_memory_allocated(device)
+            peak.reserved = torch.cuda.max_memory_reserved(device)
 
 
 def fake_tensors() -> FakeTensorMode:

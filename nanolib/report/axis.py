@@ -8,6 +8,9 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+# A logarithmic axis has ticks without labels, which need no grid line.
+_LABELED = alt.condition("datum.label", alt.value(1), alt.value(0))
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -34,22 +37,23 @@ class Axis:
             f"{column}:Q",
             title=self.title,
             scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
-            axis=alt.Axis(format=self.fmt, tickCount=5),
+            axis=alt.Axis(format=self.fmt, tickCount=7, gridOpacity=_LABELED),
         )
         second = alt.Y2 if self.channel == "y" else alt.X2
         return {self.channel: along} | ({f"{self.channel}2": second(f"{end}:Q")} if end else {})
 
 
 def domain_of(
-    data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequence[float]
+    data: pd.DataFrame, value: str, log: bool, more: Sequence[float]
 ) -> list[float] | None:
     """Return the lowest and highest drawn number with a margin, or None if there is no number.
+
+    A linear axis includes zero.
 
     Args:
         data: Data of a chart, with the columns that `plot` describes.
         value: Name of the column with the values.
         log: Whether the axis is logarithmic.
-        zero: Whether the axis includes zero.
         more: Further numbers that the axis includes.
     """
     numbers = [name for name in (value, "low", "high", "pred") if name in data]
@@ -63,7 +67,6 @@ def domain_of(
     if log:
         margin = max((high / low) ** 0.08, 1.1)
         return [low / margin, high * margin]
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    margin = 0.06 * (high - low) or abs(low) * 0.1 or 1.0
-    return [low - margin * (low != 0 or not zero), high + margin * (high != 0 or not zero)]
+    low, high = min(low, 0.0), max(high, 0.0)
+    margin = 0.06 * (high - low) or 1.0
+    return [low - margin if low else 0.0, high + margin]

@@ -9,7 +9,7 @@ import pandas as pd
 import traitlets
 
 from nanolib.report.finding import Finding, grouped
-from nanolib.report.section import Section
+from nanolib.report.section import MOST_CHARTS, Section
 from nanolib.report.theme import is_empty
 
 __all__ = ["Lines", "Table", "Tables", "show"]
@@ -51,9 +51,8 @@ class Table:
 
     def folded(self, title: str, is_open: bool) -> str:
         """Return the HTML of a section that readers can fold, with the title and the table."""
-        text = f"{escape(title)} (<span class=count>{len(self.frame)}</span>)"
         mark = " open" if is_open else ""
-        return f"<details{mark}><summary>{text}</summary>{self._repr_html_()}</details>"
+        return f"<details{mark}><summary>{escape(title)}</summary>{self._repr_html_()}</details>"
 
 
 def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
@@ -135,7 +134,8 @@ def show(section: Section, rows: pd.DataFrame) -> None:
     from IPython.display import Markdown, display
 
     display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)))
-    display(*(chart for draw in section.charts.values() if not is_empty(chart := draw(rows))))
+    charts = [draw(rows) for draw in section.charts.values()][:MOST_CHARTS]
+    display(*(chart for chart in charts if not is_empty(chart)))
     display(Tables(section, rows))
 
 

@@ -1,9 +1,8 @@
-"""Export results as a database, JSON or CSV, without names of users, hosts and paths."""
+"""Export results as a database or JSON, without names of users, hosts and paths."""
 
 import html
 import json
 import re
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from nanolib.paths import put_in_place
 from nanolib.store import Store
 from nanolib.store.export import export_database, public_row
 
-_ENDINGS = (".sqlite", ".json", ".csv")
-
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
     """Write runs to a file whose ending sets the format. A failed export leaves no partial file.
@@ -24,41 +21,28 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Args:
         store: Store with the runs.
         run_ids: IDs of the runs.
-        target: Path that ends with `.sqlite`, `.json` or `.csv`.
+        target: Path that ends with `.sqlite` or `.json`.
 
     Raises:
-        BadInput: The ending is unknown, there are no runs, or the file exists or cannot be written.
+        BadInput: The ending is unknown, there are no runs, or the file exists.
+        OSError: The file cannot be written.
+        sqlite3.Error: The database cannot be written.
     """
-    if target.suffix not in _ENDINGS:
-        endings = ", ".join(_ENDINGS)
-        raise BadInput(f"export: {target.name!r} has no known ending; use one of {endings}")
+    if target.suffix not in (".sqlite", ".json"):
+        raise BadInput(f"export: {target.name!r} has no known ending; use .sqlite or .json")
     if not run_ids:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
-    try:
-        with put_in_place(target) as file:
-            if target.suffix == ".sqlite":
-                export_database(store, run_ids, file)
-            else:
-                text = _text(store, run_ids, target.suffix)
-                file.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(
-            f"export: {target} cannot be written ({reason}); "
-            "free space on the disk, or name another folder"
-        ) from error
-
-
-def _text(store: Store, run_ids: list[str], ending: str) -> str:
-    """Return runs as JSON or CSV."""
-    runs, machines = store.runs_of(run_ids), store.machines()
-    machines = machines[machines["machine_id"].isin(runs["machine_id"])]
-    rows = store.measurements(run_ids)
-    if ending == ".json":
-        return json_text({"runs": runs, "machines": machines, "measurements": rows})
-    return csv_text(_table(rows))
+    with put_in_place(target) as file:
+        if target.suffix == ".sqlite":
+            export_database(store, run_ids, file)
+        else:
+            runs, machines = store.runs_of(run_ids), store.machines()
+            machines = machines[machines["machine_id"].isin(runs["machine_id"])]
+            rows = store.measurements(run_ids)
+            text = json_text({"runs": runs, "machines": machines, "measurements": rows})
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
@@ -70,13 +54,6 @@ def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
     """
     content = {name: _public(rows).to_dict("records") for name, rows in tables.items()}
     return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
-
-
-def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    table = _public(rows)
-    for column in ("factors", "details"):
-        table[column] = [json.dumps(value) for value in table[column]]
-    return table
 
 
 def _public(rows: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +82,7 @@ def safe_cell(value: Any) -> Any:
 def markdown_table(table: pd.DataFrame) -> str:
     """Return a table in GitHub's Markdown, with escaped cells."""
     if table.empty:
-        return "(nothing was measured)"
+        return "The table is empty."
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
     return "\n".join(
         "| " + " | ".join(markdown_text(str(cell)) for cell in line) + " |" for line in lines

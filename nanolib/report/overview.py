@@ -61,10 +61,9 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         rows: Measurements of any experiments.
-        runs: Runs with the columns `experiment`, `machine_id` and `started`.
+        runs: Runs with the columns `experiment` and `machine_id`, newest last.
     """
-    ordered = runs.sort_values("started", kind="stable")
-    newest = ordered.groupby("experiment")["machine_id"].last()
+    newest = runs.groupby("experiment")["machine_id"].last()
     return rows[rows["machine_id"] == rows["experiment"].map(newest)]
 
 
@@ -201,7 +200,7 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             "CPU": machine["cpu"],
             "Cores": machine["cores"],
             "RAM (GiB)": machine["ram_gib"],
-            "GPU": gpu.get("name", "—") + (f" × {len(gpus)}" if len(gpus) > 1 else ""),
+            "GPU": gpu.get("name", "no GPU") + (f" × {len(gpus)}" if len(gpus) > 1 else ""),
             "GPU memory (GiB)": gpu.get("memory_gib"),
             "Compute capability": gpu.get("compute_capability"),
             "Native FP8": "yes" if gpu.get("fp8") else "no",

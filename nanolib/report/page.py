@@ -3,9 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jinja2
@@ -19,8 +17,8 @@ from nanolib.report.display import Lines, Table
 from nanolib.report.export import csv_text, json_text, markdown_table, markdown_text
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
-from nanolib.report.section import Part, Section
-from nanolib.report.theme import is_empty, variables, with_variables
+from nanolib.report.section import MOST_CHARTS, Part, Section
+from nanolib.report.theme import variables, with_variables
 from nanolib.store import Store
 from nanolib.store.query import SHOWN_CASES
 
@@ -53,34 +51,24 @@ def build(
     Returns:
         Path of the page, `index.html` in the folder.
     """
-    (rows, runs), machines = store.shown(run_ids), store.machines()
+    rows, runs = store.shown(run_ids)
+    hardware = overview.hardware_table(rows, store.machines())
     make_folder(folder)
-    # nanolib moves all files to the folder at the end, so a failure does not damage an old report.
-    with (
-        TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
-        schemapi.debug_mode(False),  # Altair's check of each chart is slow.
-        ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
-    ):
-        made = Path(temporary)
-        parts, specs, pending = [], {}, []
-        # A thread draws the pictures of one part while nanolib builds the next part.
-        for part in _parts(store, sections, rows, runs, machines):
-            parts.append(part)
-            for name, chart in {**part.charts, **part.files}.items():
-                specs[name] = chart.to_dict(validate=False)
-                if pictures and part.newest:
-                    pending.append(drawing.submit(renderer.save, specs[name], made, name))
-            if part.machine and part.newest:
-                _write_files(part, runs, made)
-        (made / "profiling_report.md").write_text(_markdown(parts), encoding="utf-8")
-        page = _web_page(parts, specs, rows, runs, machines)
-        (made / "index.html").write_text(page, encoding="utf-8")
-        for picture in pending:
-            picture.result()
-        # The page comes last, so an interrupted report shows no file that is missing.
-        for name in sorted((file.name for file in made.iterdir()), key="index.html".__eq__):
-            (made / name).replace(folder / name)
-    return folder / "index.html"
+    with schemapi.debug_mode(False):  # Altair's check of each chart is slow.
+        parts = [*_parts(store, sections, rows, runs, hardware)]
+        charts = {name: chart for part in parts for name, chart in part.charts.items()}
+        specs = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
+    newest = [part for part in parts if part.newest]
+    for part in newest:
+        if part.machine:
+            own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
+            _write_files(part, rows[own], runs, folder)
+        for name in part.charts if pictures else ():
+            renderer.save(specs[name], folder, name)
+    (folder / "profiling_report.md").write_text(_markdown(newest), encoding="utf-8")
+    page = folder / "index.html"  # The page comes last, so an interrupted report keeps the old one.
+    page.write_text(_web_page(parts, specs, rows, runs, hardware), encoding="utf-8")
+    return page
 
 
 def _parts(
@@ -88,27 +76,20 @@ def _parts(
     sections: Iterable[Section],
     rows: pd.DataFrame,
     runs: pd.DataFrame,
-    machines: pd.DataFrame,
+    hardware: pd.DataFrame,
 ) -> Iterator[Part]:
     """Yield a part per section and machine, newest results first, and then the summaries."""
-    newest = runs.sort_values("started", kind="stable")[::-1]
     for section in sections:
-        machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
-        for at, machine in enumerate(machine_ids):
+        own = runs[runs["experiment"] == section.experiment]
+        for at, machine in enumerate(own["machine_id"][::-1].unique()):
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
-    hardware = overview.hardware_table(rows, machines)
-    yield Part("hardware", "Which hardware was used?", tables=_whole_table("Hardware", hardware))
-    tables = _whole_table("What failed", overview.failures(rows))
-    flags = overview.flag_lines(rows)
-    if tables or flags:
-        yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
-    yield Part("runs", "Runs and machines", tables=_whole_table("Runs", overview.run_facts(runs)))
-
-
-def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return a table that shows all columns to people, or no table if it has no line."""
-    return {title: (table, table)} if len(table) else {}
+    yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
+    flags, failed = overview.flag_lines(rows), overview.failures(rows)
+    tables = {"What failed": (failed, failed)}
+    yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
+    facts = overview.run_facts(runs)
+    yield Part("runs", "Runs and machines", tables={"Runs": (facts, facts)})
 
 
 def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
@@ -122,9 +103,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
         {title: (table.of(rows), table.readable(rows)) for title, table in section.tables.items()},
         machine,
         newest,
-        rows,
         dict(_by_length(section, rows)),
-        {name: draw(rows) for name, draw in section.files.items()} if newest else {},
     )
 
 
@@ -135,18 +114,18 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
     lengths = seq_lens.dropna().unique()
     for length in lengths if len(lengths) > 1 else ():
         findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
+        # Other cases, such as a small decoder, have lengths at which nothing answers the question.
         if findings and (findings[0].compared or findings[0].figures):
             yield f"{length:.0f}", findings
 
 
-def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
+def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
     for at, (title, (table, readable)) in enumerate(part.tables.items()):
         ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
         name = folder / f"{part.name}_{ending}"
         name.with_suffix(".csv").write_text(csv_text(table), encoding="utf-8")
         name.with_suffix(".md").write_text(markdown_table(readable) + "\n", encoding="utf-8")
-    own = overview.of_experiment(part.rows, part.name)
-    tables = {"runs": runs[runs["experiment"] == part.name], "measurements": own}
+    tables = {"runs": runs[runs["experiment"] == part.name], "measurements": rows}
     text = json_text(tables, verdict=list(map(str, part.verdict)))
     (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
 
@@ -154,14 +133,12 @@ def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
 def _markdown(parts: list[Part]) -> str:
     """Return the report as Markdown."""
     lines = ["# nanolib report"]
-    for part in filter(lambda one: one.newest, parts):
+    for part in parts:
         lines.append(f"## {part.title}")
         lines.append("\n".join(f"- {markdown_text(str(finding))}" for finding in part.verdict))
-        lines += [f"![{name}]({name}.png)" for name in (*part.charts, *part.files)]
+        lines += [f"![{name}]({name}.png)" for name in part.charts]
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]
-    if not any(part.machine for part in parts):
-        lines.append("Nothing was measured yet. Run nano run quick.")
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
@@ -177,7 +154,7 @@ def _web_page(
     specs: dict[str, dict[str, Any]],
     rows: pd.DataFrame,
     runs: pd.DataFrame,
-    machines: pd.DataFrame,
+    hardware: pd.DataFrame,
 ) -> str:
     """Return the web page, which loads nothing from a network and escapes all text.
 
@@ -186,30 +163,28 @@ def _web_page(
         specs: Vega-Lite specification of each chart, by the name of the chart.
         rows: Measurements of the parts.
         runs: Runs of the measurements.
-        machines: All machines of the store.
+        hardware: Table of the machines.
     """
     template, style, script = (
         (_PAGE / name).read_text(encoding="utf-8")
         for name in ("page.html.jinja", "style.css", "script.js")
     )
-    drawn = [name for part in parts for name, chart in part.charts.items() if not is_empty(chart)]
-    used = machines[machines["machine_id"].isin(runs["machine_id"])]
-    named = {
-        one: f"{cpu}, {gpus[0]['name'] if gpus else 'no GPU'} ({one[:6]})"
-        for one, cpu, gpus in used[["machine_id", "cpu", "gpus"]].itertuples(index=False)
-    }
+    shown = {part.name: [*part.charts][:MOST_CHARTS] for part in parts}
+    drawn = [name for names in shown.values() for name in names if "usermeta" not in specs[name]]
+    machines = hardware.reindex(columns=["Machine", "CPU", "GPU"]).itertuples(index=False)
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
     data = json.dumps({name: specs[name] for name in drawn}, separators=(",", ":"))
     page = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined)
     return page.render(
         parts=parts,
         specs=specs,
+        shown=shown,
         drawn=drawn,
         runs=len(runs),
         count=len(rows),
         most_cases=SHOWN_CASES,
-        machines=named,
-        measured={n: f"{n:,}" for n in lengths},
+        machines={one: f"{cpu}, {gpu} ({one[:6]})" for one, cpu, gpu in machines},
+        lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",

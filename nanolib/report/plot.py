@@ -51,7 +51,6 @@ def plot(
     xunit: str = "",
     log: str = "",
     ref: float | None = None,
-    ref_text: str = "",
     band: tuple[float, float] | None = None,
     fmt: str = ",.3~r",
     empty: str = "nothing was measured",
@@ -69,7 +68,6 @@ def plot(
         xunit: Title of the horizontal axis of a line chart.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
-        ref_text: Label of the reference line of a line chart.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         empty: Reason to show if there is no data.
@@ -82,7 +80,7 @@ def plot(
         lines = [line.replace("Dashed", "Tick") for line in lines]
         lines += [f"{xunit}: {format_number(at)}."] if xunit else []
         data = data.assign(x=data["y"]).drop(columns="y")
-        kind, log, ref_text = "rows", "x" if "y" in log else "", ""
+        kind, log = "rows", "x" if "y" in log else ""
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
@@ -97,8 +95,7 @@ def plot(
             numbers = data[name].astype(float)
             data[name] = numbers.where((numbers > 0) & np.isfinite(numbers))
     guides = [*(band or ()), *([] if ref is None else [ref])]
-    has_zero = not is_log and (kind != "rows" or ref is None)
-    domain = domain_of(data, value, is_log, has_zero, guides)
+    domain = domain_of(data, value, is_log, guides)
     if domain is None:
         return empty_chart(title, "no value can be drawn on this axis")
     if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
@@ -118,7 +115,7 @@ def plot(
         else:
             size = {"width": _WIDTH, "height": alt.Step(26)}
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
-        chart = alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
+        chart = alt.layer(*_draw_guides(axis, ref, band), *layers, data=part, **size)
         if len(panels) > 1:
             chart.title = alt.Title(str(name), fontSize=13)
         charts.append(chart)
@@ -128,40 +125,28 @@ def plot(
     return themed(chart)
 
 
-def _layer(
-    mark: str, encoding: _Encoding, *filters: str, data: Any = alt.Undefined, **look: Any
-) -> alt.Chart:
+def _layer(mark: str, encoding: _Encoding, data: Any = alt.Undefined, **look: Any) -> alt.Chart:
     # Each method of `alt.Chart` copies the chart, so nanolib passes everything to the constructor.
-    return alt.Chart(
-        data,
-        mark=alt.MarkDef(type=mark, **look),
-        encoding=alt.FacetedEncoding(**encoding),
-        transform=[alt.FilterTransform(filter=one) for one in filters] or alt.Undefined,
-    )
+    encoding = alt.FacetedEncoding(**encoding)
+    return alt.Chart(data, mark=alt.MarkDef(type=mark, **look), encoding=encoding)
 
 
-def _draw_guides(
-    axis: Axis, ref: float | None, name: str, band: tuple[float, float] | None
-) -> _Layers:
+def _draw_guides(axis: Axis, ref: float | None, band: tuple[float, float] | None) -> _Layers:
     layers = []
     if band is not None:
         data = pd.DataFrame([band], columns=["from", "to"])
         along = axis.encode("from", "to")
-        layers.append(_layer("rect", along, data=data, color=COLOURS["c3"], opacity=0.14))
+        layers.append(_layer("rect", along, data, color=COLOURS["c3"], opacity=0.14))
     if ref is not None:
-        data, along = pd.DataFrame({"at": [ref]}), axis.encode("at")
-        layers.append(_layer("rule", along, data=data, strokeWidth=1.2))
-        if name:
-            left = along | {"x": alt.value(0)}  # The right end has the names of the series.
-            layers.append(_layer("text", left, data=data, text=name, align="left", dx=2, dy=9))
+        data = pd.DataFrame({"at": [ref]})
+        layers.append(_layer("rule", axis.encode("at"), data, strokeWidth=1.2))
     return layers
 
 
 def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
     """Return the lines of the tooltip for the columns that have a value."""
     fields = {name: (name, "") for name in ("series", "panel", "part")}
-    if axis.channel == "y":
-        fields["x"] = xunit or "x", ",.6~g"
+    fields["x"] = xunit or "x", ",.7~g"  # A sequence length may have seven digits.
     titles = {axis.channel: axis.title or "value", "low": "from", "high": "to", "pred": "predicted"}
     fields |= {name: (title, ",.4~g") for name, title in titles.items()}
     fields["note"] = "note", ""
@@ -172,23 +157,20 @@ def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Toolti
     ]
 
 
-def _draw_marks(
-    base: _Encoding, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
-) -> _Layers:
+def _draw_marks(base: _Encoding, data: pd.DataFrame, axis: Axis, xunit: str = "") -> _Layers:
     """Return a layer of points and, if there are intervals, a layer of intervals."""
     layers = []
     if "low" in data:
         along = base | axis.encode("low", "high") | {"color": _COLOR}
-        known = "isValid(datum.low) && isValid(datum.high)"
-        layers.append(_layer("rule", along, known, strokeWidth=1.8, clip=True))
+        layers.append(_layer("rule", along, strokeWidth=1.8, clip=True))
     look = {
         "fill": alt.condition("datum.sure", _COLOR, alt.value(COLOURS["paper"])),
         "stroke": _COLOR,
         "tooltip": _tooltip(data, axis, xunit),
     }
     along = base | axis.encode(axis.channel) | look
-    known = f"isValid(datum.{axis.channel})"
-    return [*layers, _layer("point", along, known, size=size, strokeWidth=1.8, opacity=1)]
+    size = 14 if len(data) > 200 else 46
+    return [*layers, _layer("point", along, size=size, strokeWidth=1.8, opacity=1)]
 
 
 def _draw_lines(
@@ -210,17 +192,17 @@ def _draw_lines(
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = {"x": x}
     lines = base | {"color": _COLOR, "detail": apart}
-    layers = []
-    if "pred" in data:
-        look = {"strokeDash": [3, 3], "strokeWidth": 1.4, "clip": True}
-        layers.append(_layer("line", lines | axis.encode("pred"), "isValid(datum.pred)", **look))
-    look = {"strokeWidth": 2, "clip": True}
-    layers.append(_layer("line", lines | axis.encode("y"), "isValid(datum.y)", **look))
-    layers += _draw_marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
+    looks = {"pred": {"strokeDash": [3, 3], "strokeWidth": 1.4}, "y": {"strokeWidth": 2}}
+    layers = [
+        _layer("line", lines | axis.encode(name), clip=True, **look)
+        for name, look in looks.items()
+        if name in data
+    ]
+    layers += _draw_marks(base, data, axis, xunit)
     # The gray of the fifth and all further series is too pale for text.
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
     along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
-    names = _layer("text", along, "isValid(datum.end)", align="left", dx=9)
+    names = _layer("text", along, align="left", dx=9).transform_filter("isValid(datum.end)")
     # The report page can hide sequence lengths, so the browser finds the last point of a series.
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
     return data, [*layers, names.transform_filter("datum.x == datum.last")]
@@ -234,8 +216,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
     found = pd.Series(np.nan, index=data.index)
     # The page can hide the last points, so the labels at each earlier x have heights too.
-    is_last = data["x"] == data.groupby("series")["x"].transform("max")
-    for _, group in drawn.dropna().groupby(data["x"].where(~is_last, math.inf)):
+    for _, group in drawn.dropna().groupby(data["x"]):
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
@@ -252,16 +233,15 @@ def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
     order = list(dict.fromkeys(data["series"]))
     base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
     right = base | {"x": alt.value("width"), "text": alt.Text("text:N")}
-    return base, _layer("text", right, "datum.text != ''", align="left", dx=8)
+    return base, _layer("text", right, align="left", dx=8)
 
 
 def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     base, words = _in_rows(data)
-    is_crowded = data.groupby("series").size().max() > 3
-    layers = _draw_marks(base, data, axis, 20 if is_crowded else 56)
+    layers = _draw_marks(base, data, axis)
     if "pred" in data:
         along = base | axis.encode("pred") | {"color": _COLOR}
-        layers.insert(0, _layer("tick", along, "isValid(datum.pred)", thickness=2, size=15))
+        layers.insert(0, _layer("tick", along, thickness=2, size=15))
     return data, [*layers, words]
 
 

@@ -1,18 +1,9 @@
 """Report changes between runs, and over all runs of each case."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 
-from nanolib.compare.findings import (
-    CHANGED,
-    FAILED,
-    MISSING,
-    Comparison,
-    share_words,
-)
+from nanolib.compare.findings import NEW, Comparison, share_words
 from nanolib.compare.history import History
-from nanolib.measurement import METRICS
 from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.plot import plot
 from nanolib.report.section import Part
@@ -28,17 +19,8 @@ _HUES = {
     Kind.IMPROVED: "c3",
 }
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
-_MOST_LINES = 12  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
-# These findings get a sentence with a verb. nanolib only counts the other findings.
-_VERBS = {
-    Kind.REGRESSED: "regressed",
-    Kind.IMPROVED: "improved",
-    Kind.SUSPECT: "may have changed",
-    CHANGED: "changed",
-    FAILED: "failed",
-    MISSING: "is missing",
-}
+_QUIET = (Kind.INCONCLUSIVE, Kind.EQUIVALENT, NEW)  # nanolib only counts these findings.
 
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
@@ -46,51 +28,46 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
 
     Args:
         since: Comparison of the newest runs with earlier runs, or None if there is no earlier run.
-        found: Histories of all timings.
+        found: Histories of all timings, from `histories`.
     """
-    verdict, charts, tables = history_verdict(found), {}, {}
-    if since is not None:
-        compared = comparison_verdict(since)
-        verdict = verdict + compared if found else compared + verdict
-        charts["since_the_run_before"] = comparison_chart(since)
-        table = since.table(everything=False)
-        if len(table):
-            tables["All but equivalent cases"] = table, table
-    if found:
-        charts["history"] = history_chart(found)
-    return Part("changes", "What changed?", verdict, charts, tables)
+    title, verdict = "What changed?", history_verdict(found)
+    if since is None:
+        return Part("changes", title, verdict)
+    table = since.table(everything=False)
+    return Part(
+        "changes",
+        title,
+        [*verdict, *comparison_verdict(since)],
+        {"since_the_run_before": comparison_chart(since)},
+        {"All but equivalent cases": (table, table)},
+    )
 
 
 def comparison_verdict(found: Comparison) -> list[Finding]:
     """Return the findings of a comparison of the newest runs with the runs before."""
     counts = ", ".join(f"{count} {finding}" for finding, count in found.counts.items())
     findings = [Finding("The newest runs were compared with earlier runs", counts)]
-    for line in [one for one in found.lines if one.finding in _VERBS][:_MOST_NAMED]:
-        ratio = line.verdict and Estimate(*line.verdict.interval, name=line.name)
-        findings.append(_change(line.name, line.finding, ratio, line.message))
+    for line in [one for one in found.lines if one.finding not in _QUIET][:_MOST_NAMED]:
+        evidence, compared = line.message, ()
+        if line.verdict:
+            evidence = ", ".join(filter(None, [line.change, line.message]))
+            compared = comparing(Estimate(*line.verdict.interval, name=line.name), ONE)
+        text = f"{str(line.finding).capitalize()}: {line.name}"
+        findings.append(Finding(text, evidence, compared=compared))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
     drift = "The runs were measured at different times, so machine drift is not controlled"
     next_step = "run nano ab REV_A REV_B to measure the two revisions in turns"
     return [*findings, Finding(drift, next_step=next_step)]
 
 
-def _change(name: str, finding: str, ratio: Estimate | None, message: str = "") -> Finding:
-    """Return a finding about a case that changed. `ratio` is B / A, or None if nothing was timed."""
-    text = f"{name} {_VERBS[finding]}"
-    if ratio is None:
-        return Finding(text, message)
-    low, change, high = (f"{end - 1:+.1%}" for end in (ratio.low, ratio.estimate, ratio.high))
-    evidence = ", ".join(filter(None, [f"{change} [{low} … {high}]", message]))
-    return Finding(text, evidence, compared=comparing(ratio, ONE))
-
-
 def comparison_chart(found: Comparison) -> Drawing:
     """Draw the ratios of the newest runs to earlier runs, with a panel for each experiment.
 
-    The chart shows at most 40 timings, those that changed first.
+    The chart shows at most 40 timings, those that changed first, and the band of ratios that count
+    as no change.
     """
     timed = [line for line in found.lines if line.verdict]
-    timed.sort(key=lambda line: line.finding not in _VERBS)
+    timed.sort(key=lambda line: line.finding in _QUIET)
     drawn = timed[:_MOST_SHOWN]
     ends = [line.verdict.interval for line in drawn]
     data = pd.DataFrame(ends, columns=["low", "x", "high"]).assign(
@@ -98,26 +75,21 @@ def comparison_chart(found: Comparison) -> Drawing:
         # All timings are latencies, so their names do not need the metric.
         series=[f"{line.case} {line.metric.removeprefix('latency')}".strip() for line in drawn],
         text=[str(line.finding) for line in drawn],
+        hue=[_HUES.get(line.finding, "rest") for line in drawn],
     )
     for experiment, names in data.groupby("panel")["series"]:
         shared, short = share_words(list(names))
         data.loc[names.index, "series"] = short
         data.loc[names.index, "panel"] = " ".join([experiment, *shared])
-    words = "A: earlier runs. B: the newest runs, measured at another time."
-    if len(timed) > _MOST_SHOWN:
-        words += f" The chart shows {_MOST_SHOWN} of {len(timed)} timings."
-    return _ratio_chart(data, "Changes since earlier runs", words, found.threshold)
-
-
-def _ratio_chart(data: pd.DataFrame, title: str, words: str, threshold: float) -> Drawing:
-    """Draw ratios with their intervals, and the band of ratios that count as no change."""
+    few = f"The chart shows {_MOST_SHOWN} of {len(timed)} timings."
     return plot(
-        data.assign(hue=data["text"].map(_HUES).fillna("rest")),
-        title,
+        data,
+        "Changes since earlier runs",
         "rows",
         subtitle=[
-            words,
-            f"Green: no change (±{MARGIN:.0%}). Changes below {threshold:.0%} do not count.",
+            "A: earlier runs. B: the newest runs, measured at another time.",
+            few if len(timed) > _MOST_SHOWN else "",
+            f"Green: no change (±{MARGIN:.0%}). Changes below {found.threshold:.0%} do not count.",
         ],
         unit="Ratio B / A (higher is slower)",
         log="x",
@@ -128,57 +100,18 @@ def _ratio_chart(data: pd.DataFrame, title: str, words: str, threshold: float) -
     )
 
 
-def history_chart(found: Sequence[History]) -> Drawing:
-    """Draw the timings whose level changed over their runs, relative to the first run."""
-    changed = _latest_first(found)
-    drawn = changed[:_MOST_LINES]
-    shared, names = share_words([f"{one.experiment} {one.case} {one.scope}" for one in drawn])
-    parts = [pd.DataFrame()]
-    for name, one in zip(names, drawn, strict=True):
-        points, first = one.points, one.points["estimate"].iloc[0]
-        lines = {
-            "series": f"{name}: {one.changes[-1]}".removeprefix(": "),
-            "x": range(1, len(points) + 1),
-            "y": points["estimate"] / first,
-            "low": points["low"] / first,
-            "high": points["high"] / first,
-            "note": points["git_revision"] + " " + points["started"].str[:16],
-        }
-        parts.append(pd.DataFrame(lines))
-    title = METRICS[found[0].metric].title if found else "Timings"
-    return plot(
-        pd.concat(parts, ignore_index=True),
-        " ".join([f"{title} over the runs:", *shared]).removesuffix(":"),
-        subtitle=[
-            f"{len(changed)} of {len(found)} timings changed their level.",
-            f"The chart shows the {_MOST_LINES} latest changes." if drawn != changed else "",
-        ],
-        unit="Ratio to the first run",
-        xunit="Run, oldest first",
-        log="y",
-        fmt=".2~f",
-        empty="no timing changed its level",
-    )
-
-
-def _latest_first(found: Sequence[History]) -> list[History]:
-    """Return the histories with a change, the latest change first."""
-    changed = [one for one in found if one.changes]
-    return sorted(changed, key=lambda one: -one.changes[-1].at)
-
-
 def history_verdict(found: list[History]) -> list[Finding]:
-    """Return findings about the cases that changed, with the revisions before and after."""
+    """Return findings about the latest changes, with the revisions before and after."""
     if not found:
         return [Finding("No case was run twice on one machine, so there is no history yet")]
-    changed = _latest_first(found)
+    changed = [one for one in found if one.changes]
     runs = max(len(history.points) for history in found)
     level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
     findings = [Finding(level)]
     if runs < LEAST_HISTORY:
         few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"
         findings.append(Finding(few, next_step="run nano compare latest~1 latest until then"))
-    for one in changed[:6]:
+    for one in changed[:_MOST_NAMED]:
         name, last = f"{one.experiment} {one.case} {one.scope}".strip(), one.changes[-1]
         text = f"{name} became {'worse' if last.worse else 'better'}"
         next_step = f"run {one.command}" if one.command else ""

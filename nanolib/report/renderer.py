@@ -25,11 +25,6 @@ _SCALE = 2  # Pixels per point of a picture in a report.
 _NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because git stores the notebooks.
 
 
-def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega."""
-    return vl_convert.vegalite_to_vega(spec, vl_version=vl_version)
-
-
 @functools.cache
 def javascript() -> str:
     """Return Vega's JavaScript for the report page, and store a copy in the user's cache folder."""
@@ -65,13 +60,13 @@ def _palette(picture: bytes) -> bytes:
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Save a Vega-Lite chart in a folder, as a PNG file and an SVG file with the same name."""
-    drawn = vl_convert.vega_to_svg(compiled(spec))
+    drawn = vl_convert.vegalite_to_svg(spec, vl_version=PAGE_VERSION)
     (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
     (folder / f"{name}.png").write_bytes(_palette(vl_convert.svg_to_png(drawn, scale=_SCALE)))
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
-    drawn = compiled(spec, VEGALITE_VERSION)
+    drawn = vl_convert.vegalite_to_vega(spec, vl_version=VEGALITE_VERSION)
     picture = _palette(vl_convert.vega_to_png(drawn, scale=_NOTEBOOK_SCALE))
     return {
         "application/vnd.vega.v5+json": drawn,

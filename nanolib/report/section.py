@@ -9,6 +9,8 @@ from nanolib.report import tables
 from nanolib.report.finding import MOST_FINDINGS, Finding
 from nanolib.report.theme import Chart, Drawing, is_empty
 
+MOST_CHARTS = 3  # The page and the notebooks show the first charts of a section.
+
 
 @dataclass(frozen=True)
 class CaseTable:
@@ -34,12 +36,10 @@ class Section:
     Attributes:
         experiment: Name of the experiment that answers the question.
         question: Heading of the section.
-        charts: Maps a file name to the function that draws the chart. The first of at most three
-            charts answers the question.
+        charts: Maps a file name to the function that draws the chart. The first chart answers the
+            question. Further charts than `MOST_CHARTS` are only pictures in the report's folder.
         tables: Maps a title to a table, the main table first.
         find: Function that builds the findings from measurements.
-        files: Maps a file name to a function that draws a chart. The page omits these charts, and
-            the folder of the report contains their pictures.
     """
 
     experiment: str
@@ -47,15 +47,13 @@ class Section:
     charts: Mapping[str, Chart]
     tables: Mapping[str, CaseTable]
     find: Callable[[pd.DataFrame], list[Finding]]
-    files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> Drawing:
-        """Return the first chart that has data. If no chart has data, return the first chart."""
-        drawings = [*self.charts.values(), *self.files.values()]
-        for draw in drawings:
+        """Return the first chart that has data. If no chart has data, return the last chart."""
+        for draw in self.charts.values():
             if not is_empty(chart := draw(rows)):
-                return chart
-        return drawings[0](rows)
+                break
+        return chart
 
     def verdict(self, rows: pd.DataFrame) -> list[Finding]:
         """Return the first five findings, without orders of timings from a busy machine.
@@ -81,9 +79,7 @@ class Part:
         tables: Maps a title to the table with all columns, and to the same table for people.
         machine: ID of the machine that the part is about, or empty for all machines.
         newest: Whether the experiment's newest run is from `machine`.
-        rows: Measurements of the machine.
         by_length: Maps a sequence length to the findings of only that length.
-        files: Maps a file name to a chart in the folder of the report that is not on the page.
     """
 
     name: str
@@ -93,9 +89,7 @@ class Part:
     tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
     machine: str = ""
     newest: bool = True
-    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
     by_length: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-    files: Mapping[str, Drawing] = field(default_factory=dict)
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:

@@ -182,15 +182,12 @@ def with_speed_ups(
     over = [tuple(found.get(line, ())) for line in scopes]
     unknown = Estimate.exact(float("nan"))
     least = [min(figures, key=lambda figure: figure.estimate, default=unknown) for figures in over]
+    fields = {"": "estimate", "_low": "low", "_high": "high", "_busy": "busy", "_baseline": "name"}
     columns = {
-        name: [figure.estimate for figure in least],
-        f"{name}_low": [figure.low for figure in least],
-        f"{name}_high": [figure.high for figure in least],
-        f"{name}_busy": [figure.busy for figure in least],
-        f"{name}_baseline": [figure.name for figure in least],
-        f"{name}_over": over,
+        name + ending: [getattr(figure, field) for figure in least]
+        for ending, field in fields.items()
     }
-    return table.assign(**columns)
+    return table.assign(**columns, **{f"{name}_over": over})
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:

@@ -52,12 +52,9 @@ def hues(names: Iterable[Any]) -> dict[Any, str]:
 def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
     why = printable(why)
-    lines = textwrap.wrap(why, 100)
-    text = alt.Chart(pd.DataFrame({"why": ["\n".join(lines)]})).encode(text="why:N")
-    text = text.mark_text(fontSize=13, align="left", x=0, lineBreak="\n", color=COLOURS["muted"])
-    usermeta = {"empty": why}
-    size = {"width": 640, "height": 24 + 16 * len(lines)}
-    return themed(text.properties(**size, title=alt.Title(title), usermeta=usermeta))
+    heading = alt.Title(title, subtitle=textwrap.wrap(why, 100))
+    chart = alt.Chart(pd.DataFrame({"x": [0]})).mark_text(text="")
+    return themed(chart.properties(width=640, height=1, title=heading, usermeta={"empty": why}))
 
 
 def is_empty(chart: Drawing) -> bool:

@@ -10,8 +10,8 @@
   limits the time of each case.
 - `ranks` runs a case in several processes on this machine. `torchrun` runs such a case on several
   machines.
-- `jobs` makes the jobs of a command. `notebooks` runs the jobs one after another, and `on_ray` runs
-  the jobs as Ray tasks.
+- `jobs` makes the jobs of a command, and executes a notebook. `notebooks` runs the jobs one after
+  another, and `on_ray` runs the jobs as Ray tasks.
 
 Only `torchrun` imports an experiment. All other modules receive the experiment as an argument.
 """

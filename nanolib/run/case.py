@@ -257,7 +257,7 @@ def timed_call_ms(call: Callable[[], object]) -> float:
     """Return the time of one call, in ms. The time of a first call includes compilation.
 
     Raises:
-        Unsupported: The call returns before its work ends, or torch stops compiling the function.
+        Unsupported: The call returns before its work ends.
     """
     checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
     checked()

@@ -14,10 +14,12 @@ from nanolib.run.params import Params
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
-_UNITS = {
-    "flops": "FLOP",
-    "bytes": "MiB",
-    "latency": "ms",
+_TITLES = {
+    "flops": "flops (FLOP)",
+    "bytes": "bytes (MiB)",
+    "latency": "latency (ms)",
+    "peak_memory": "peak memory (MiB)",
+    "weight_memory": "weight memory (MiB)",
 }
 _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
@@ -38,15 +40,19 @@ def prediction_table(
     """
     cases = experiment.cases(params)
     params.look(cases)
-    lines = []
-    for case in cases:
-        if predicted := case.predict(ceilings):
-            line = {"case": str(case)}
-            for name, value in predicted.items():
-                unit = "MiB" if "memory" in name else _UNITS.get(name)
-                line[name.replace("_", " ") + (f" ({unit})" if unit else "")] = _text(name, value)
-            lines.append(line)
+    found = ((case, _predictions(case, ceilings)) for case in cases)
+    lines = [{"case": str(case)} | texts for case, texts in found if texts]
     return pd.DataFrame(lines).fillna("")
+
+
+def _predictions(case: Case, ceilings: Ceilings | None) -> dict[str, str]:
+    """Return the predictions of a case as texts, by the title of their column."""
+    texts = {}
+    for name, value in case.predict(ceilings).items():
+        if not isinstance(value, str):
+            value = format_number(value / MIB if name == "bytes" else value)
+        texts[_TITLES.get(name, name.replace("_", " "))] = value
+    return texts
 
 
 def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
@@ -62,15 +68,17 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
     for case in tqdm(cases, "planning", leave=False, disable=None, unit="case"):
         ms, mib, here = "—", "—", "known after a run, because the model is your own code"
         if not case.runs_code:
-            if (latency := case.predict(ceilings).get("latency")) is not None:
-                ms = _text("latency", latency)
+            ms = _predictions(case, ceilings).get("latency (ms)", ms)
             if reason := case.unsupported():
                 here = f"unsupported: {reason}"
             else:
                 plan = case.plan()
-                mib = mib if plan.most is None else format_number(plan.most / MIB)
                 lacking = shortage(plan, case.device)
                 here = f"oom_predicted: {lacking}" if lacking else "runs"
+                if plan.most is not None:
+                    mib = format_number(plan.most / MIB)
+                elif plan.reason:
+                    here = f"runs ({plan.reason})"
         own_line = "" if mib == "—" else str(case)
         lines.setdefault((own_line, ms, mib, here), []).append(str(case))
     return pd.DataFrame(
@@ -117,9 +125,3 @@ def expected_s(
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:
     return [params.get(name) for name in _TIMING]
-
-
-def _text(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return format_number(value / MIB if name == "bytes" else value)

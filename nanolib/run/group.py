@@ -18,8 +18,7 @@ from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.meters.trace import Trace
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, RanksCase
-from nanolib.run.launch import check_case, measure_launch
-from nanolib.run.memory_plan import shortage
+from nanolib.run.memory_plan import check_case, shortage
 from nanolib.run.params import Params
 from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.timeout import DeviceLost, Outcome
@@ -31,14 +30,6 @@ _PACE_SIZE, _PACE_S = 512, 0.3
 
 class Canceled(BaseException):
     """The user has canceled the case. `except Exception` does not catch `Canceled`."""
-
-
-def grouped(cases: Sequence[Case]) -> list[list[Case]]:
-    """Divide cases into their groups. The groups are in the order of their first cases."""
-    groups = {}
-    for case in cases:
-        groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
-    return list(groups.values())
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
@@ -55,7 +46,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
 
 
 def start_case(case: Case, params: Params, ceilings: Ceilings) -> Measuring:
-    """Yield the rows, the timings and the trace of a case if the case can run on this machine.
+    """Check that a case can run, then yield what `Case.measure` yields.
 
     Args:
         case: Case to measure.
@@ -145,6 +136,36 @@ def measure_group(
     return outcomes
 
 
+def measure_launch(
+    cases: Sequence[RanksCase], params: Params, report: Callable[..., object]
+) -> dict[str, Outcome]:
+    """Measure the cases of a group on the same ranks. If the launch fails, all its cases fail.
+
+    Args:
+        cases: Cases of a group.
+        params: Parameters of the notebook. The time limit applies to the launch.
+        report: Function that receives the id of a case, and the id with each row.
+
+    Returns:
+        Case id → outcome of the case.
+    """
+    outcomes, ready = {case.case_id: Outcome() for case in cases}, []
+    for case in cases:
+        report(case.case_id)
+        with outcomes[case.case_id].within(params.case_timeout_s):
+            check_case(case)
+            ready.append(case)
+    launch = Outcome()
+    with launch.within(params.case_timeout_s):
+        for case, row in ready[0].launch(ready, params) if ready else ():
+            outcomes[case.case_id].rows.append(row)
+            report(case.case_id, row)
+    for case in ready:
+        rows, seconds = outcomes[case.case_id].rows, launch.seconds / len(ready)
+        outcomes[case.case_id] = replace(launch, rows=rows, seconds=seconds)
+    return outcomes
+
+
 def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
 ) -> Iterator[Measurement]:
@@ -184,16 +205,17 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
         for at, row in enumerate(outcome.rows):
             if row.metric == "latency":
                 outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
-        times[case.case_id] = [row for row in outcome.rows if row.metric == "latency" and row.low]
+        timed = (row for row in outcome.rows if row.metric == "latency" and row.low)
+        times[case.case_id] = {row.scope: row for row in timed}
         paces += _pace_ms(case.device)
     drift = max(paces, default=1.0) / min(paces, default=1.0)
     for case in cases:
         for other in _baselines(case, cases):
+            base = times[other.case_id]
             outcomes[case.case_id].rows += [
-                _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
-                for own in times[case.case_id]
-                for base in times[other.case_id]
-                if own.scope == base.scope
+                _speed_up_apart(base[scope], own, drift, f"{scope}{OVER}{other.title}")
+                for scope, own in times[case.case_id].items()
+                if scope in base
             ]
     return outcomes
 
@@ -240,13 +262,10 @@ def run_in_process(
     Raises:
         Canceled: `stop` was set.
     """
-    began, at = time.perf_counter(), cases[0].case_id
-    partial = defaultdict(Outcome)
-    outcomes = {}
-    given = list(cases), params, ceilings
-    limit_s = params.case_timeout_s + _GRACE_S
+    began, at, outcomes, partial = time.perf_counter(), cases[0].case_id, {}, defaultdict(Outcome)
+    how = {"limit_s": params.case_timeout_s + _GRACE_S, "stopped": stop.is_set}
     try:
-        for at, sent in call_in_process(_serve, *given, limit_s=limit_s, stopped=stop.is_set):
+        for at, sent in call_in_process(_serve, list(cases), params, ceilings, **how):
             if isinstance(sent, Outcome):
                 outcomes[at] = sent
             elif sent is not None:
@@ -275,7 +294,6 @@ def _serve(
     def report(case_id: str, what: Any = None) -> None:
         send((case_id, what))
 
-    params.look(cases)
     with limit_threads():
         outcomes = measure_group(cases, params, ceilings, report)
     for case_id, outcome in outcomes.items():

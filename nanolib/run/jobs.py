@@ -1,5 +1,7 @@
-"""Make the jobs of a command line: the notebooks to run, each with checked parameters."""
+"""Make the jobs of a command line, each a notebook with checked parameters, and execute a notebook."""
 
+import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +10,9 @@ from typing import Any
 from nanolib.measurement import BadInput, did_you_mean, shown
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
+from nanolib.run.process import Died
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
-
-Load = Callable[[], Any]
-Experiments = Mapping[str, Load]
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,19 @@ class Job:
     """One notebook to run.
 
     Attributes:
-        name: Name of the notebook and of its experiment.
-        load: Function that returns the module of the experiment.
+        experiment: Module of the notebook's experiment.
         values: Parameters to inject into the notebook. Their types are not checked.
         params: All parameters of the notebook, with checked types.
     """
 
-    name: str
-    load: Load
+    experiment: Any
     values: Mapping[str, Any]
     params: StrictModel
+
+    @property
+    def name(self) -> str:
+        """The name of the notebook and of its experiment."""
+        return self.params.NAME
 
     @property
     def title(self) -> str:
@@ -39,8 +42,7 @@ class Job:
 
     def cases(self) -> list[Any]:
         """Return the cases of the notebook. The summary has no cases, as it only reads results."""
-        experiment = self.load()
-        return experiment.cases(self.params) if hasattr(experiment, "cases") else []
+        return self.experiment.cases(self.params) if hasattr(self.experiment, "cases") else []
 
 
 def params_files() -> dict[str, dict[str, Path]]:
@@ -63,7 +65,7 @@ def _notebook_of(file: Path) -> str:
 
 
 def plan(
-    experiments: Experiments,
+    experiments: Mapping[str, Callable[[], Any]],
     targets: Sequence[str],
     overrides: Mapping[str, Any],
     scheduling: Mapping[str, Any],
@@ -80,19 +82,14 @@ def plan(
     Raises:
         BadInput: A suite, notebook or parameter is unknown, or a value is not valid.
     """
-    jobs, complaints = [], []
+    jobs = []
     given = {name: value for name, value in scheduling.items() if value}
     for file in _params_files(targets, overrides):
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        name = _notebook_of(file)
-        flat = experiments[name]().Params.flat
-        try:
-            values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
-            jobs.append(make_job(name, experiments[name], values))
-        except BadInput as error:
-            complaints += error.lines
-    if complaints:
-        raise BadInput(*complaints)
+        experiment = experiments[_notebook_of(file)]()
+        flat = experiment.Params.flat
+        values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
+        jobs.append(Job(experiment, values, experiment.Params(**values)))
     return jobs
 
 
@@ -115,23 +112,36 @@ def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[
     return [file for name, file in known.items() if name in (names or of_suite)]
 
 
-def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
-    """Make the job of a notebook.
+def execute(
+    send: Callable[[Any], None],
+    paths: Sequence[Path],
+    parameters: Mapping[str, Any],
+    variables: Mapping[str, str],
+    log: Path,
+) -> None:
+    """Execute a notebook with papermill, for `call_in_process`.
+
+    Args:
+        send: Function that this function does not call.
+        paths: The notebook, and the file of the executed notebook.
+        parameters: Parameters to inject into the notebook.
+        variables: Environment variables of the kernel.
+        log: File for the output of this process and of the kernel.
 
     Raises:
-        BadInput: A parameter is not valid.
+        Died: A cell raised an exception, or the kernel ended.
     """
-    params = load().Params
-    return Job(name, load, params.flat(values), params(**values))
+    with log.open("w", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ |= variables
+    import papermill
 
-
-def import_user_code(jobs: Sequence[Job]) -> None:
-    """Import the user's models and functions that jobs name, before the first notebook starts.
-
-    Raises:
-        BadInput: A model or function cannot be imported.
-    """
-    named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
-    for params in named.values():
-        if hasattr(params, "look"):
-            params.look([])
+    # Papermill replaces names in braces by parameters, even in a path.
+    source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in paths)
+    try:
+        papermill.execute_notebook(source, target, parameters, progress_bar=False)
+    except Exception as error:
+        traceback.print_exc()
+        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+        raise Died(lines[-1]) from None

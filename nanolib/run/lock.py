@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import psutil
 from filelock import FileLock, Timeout
@@ -56,50 +55,37 @@ def device_lock(
     Raises:
         BadInput: This process cannot open the lock file.
     """
-    lock, waits = FileLock(lock_path(device), mode=0o666), False
-    while not _acquire(lock):
-        if not waits:
-            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts afterwards")
-        waits = True
-        pause(_POLL_S)
+    path, waits = lock_path(device), False
+    lock, owner = FileLock(path, mode=0o666), path.with_suffix(".owner")
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not waits:
+                log(f"waiting for {device}: in use by {_read(owner)}; this run starts afterwards")
+            waits = True
+            pause(_POLL_S)
+        except OSError as error:
+            raise BadInput(
+                f"lock: {path} is not nanolib's lock file ({error.strerror}); "
+                "move it away, or set TMPDIR"
+            ) from None
     try:
         if waits:
             log(f"{device} is free; starting")
         # If the owner file belongs to another user, this process cannot write its name there. Other
         # runs then show "another process".
-        with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
-            file.write(f"{os.getpid()} {printable(what)}")
+        with contextlib.suppress(OSError):
+            owner.write_text(f"{os.getpid()} {printable(what)}")
         yield
     finally:
         lock.release()
 
 
-def _acquire(lock: FileLock) -> bool:
-    """Acquire the lock if it is free, and return whether it was free."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    except OSError as error:
-        raise BadInput(
-            f"lock: {lock.lock_file} is not nanolib's lock file ({error.strerror}); "
-            "move it away, or set TMPDIR"
-        ) from None
-    return True
-
-
-def _owner_file(lock: FileLock, mode: str) -> IO[str]:
-    # Without O_NOFOLLOW, another user's link at this path could redirect the write to any file.
-    def opened(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-
-    path = Path(lock.lock_file).with_suffix(".owner")
-    return open(path, mode, errors="replace", opener=opened)
-
-
-def _owner(lock: FileLock) -> str:
-    with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
-        pid, _, what = file.read().partition(" ")
+def _read(owner: Path) -> str:
+    """Return the process and the run that the owner file names."""
+    with contextlib.suppress(OSError, ValueError):
+        pid, _, what = owner.read_text(errors="replace").partition(" ")
         if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
             return f"process {int(pid)} ({what})"
     return "another process"

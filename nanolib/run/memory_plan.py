@@ -25,6 +25,7 @@ from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
+from nanolib.run.timeout import PredictedOutOfMemory
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _HEADROOM = 0.9  # Share of the free memory that a case may use. The system needs the rest.
@@ -187,6 +188,19 @@ def shortage(plan: Plan, device: str) -> str:
         f"the case needs {plan.most / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
         "give shorter or fewer sequences, or fewer layers"
     )
+
+
+def check_case(case: Case) -> None:
+    """Check that a case can run on this machine.
+
+    Raises:
+        Unsupported: This machine cannot run the case.
+        PredictedOutOfMemory: The plan of the case exceeds the free memory.
+    """
+    if reason := case.unsupported() or case.plan().unsupported:
+        raise Unsupported(reason)
+    if reason := shortage(case.plan(), case.device):
+        raise PredictedOutOfMemory(reason)
 
 
 def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:

@@ -7,8 +7,8 @@ status.
 
 import contextlib
 import functools
+import math
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -17,19 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
-import yaml
 from tqdm import tqdm
 
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
-from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, checkout, make_folder
-from nanolib.run.jobs import Job
+from nanolib.paths import (
+    DATABASE,
+    FIRST_VARIABLE,
+    LAUNCH_VARIABLE,
+    OUTPUT_VARIABLE,
+    checkout,
+    make_folder,
+)
+from nanolib.run.jobs import Job, execute
 from nanolib.run.lock import device_lock
-from nanolib.run.process import describe_exit, kill_tree, python, start
+from nanolib.run.process import Died, call_in_process
 from nanolib.store import Store
 
-_POLL_S = 0.3
 _RESUME = "--resume continues after the last finished case"
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 
@@ -75,7 +80,7 @@ class Command:
 
     @functools.cached_property
     def logs(self) -> Path:
-        """The folder with the log and the parameters of each job. The first use creates the folder."""
+        """The folder with the log of each job. The first use creates the folder."""
         moment = time.strftime("%Y%m%d-%H%M%S")
         return make_folder(self.output / "logs" / f"{moment}-{self.token}")
 
@@ -100,9 +105,16 @@ def run_jobs(
 
     Returns:
         The result of each job, in the same order.
+
+    Raises:
+        BadInput: A model or function that a job names cannot be imported. No job has started.
     """
+    results = []
+    for job in jobs:
+        results.append(NotebookResult(job.title, len(job.cases())))
+        if results[-1].cases:  # The summary has no cases, and runs no user's code.
+            job.params.look([])
     make_folder(command.output)
-    results = [NotebookResult(job.title, len(job.cases())) for job in jobs]
     total = sum(result.cases for result in results)
     for line in find_interference("cpu") if total else ():
         log(f"not a quiet machine: {line}")
@@ -147,8 +159,8 @@ def run_job(
         def watch() -> None:
             """Find the run of the job in the database, and show the run's progress."""
             if not result.run_id:
-                runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
-                result.run_id = str(next(iter(runs), ""))
+                runs = store.runs("launch = ?", (command.launch(job.title),))
+                result.run_id = "".join(runs.run_id)
             finished = store.finished_cases(result.run_id) & names.keys()
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
             bar.set_description_str(printable(f"{result.name}: {current}"))
@@ -158,8 +170,7 @@ def run_job(
             if names:  # The notebook waits for its device too, but shows the wait only in its log.
                 with device_lock(resolve_device(job.params.device), job.title, log):
                     pass
-            code = _run_papermill(job, command, watch)
-            _judge(result, code, store, command.logs / f"{job.title}.log")
+            _judge(result, _run_papermill(job, command, watch), store)
         except KeyboardInterrupt:
             result.status = RunStatus.INTERRUPTED
             result.message = f"stopped by Ctrl-C or SIGTERM; {_RESUME}"
@@ -171,62 +182,44 @@ def run_job(
         result.statuses = {status: count for status, count, _ in endings}
 
 
-def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int:
-    """Execute a notebook, and return papermill's exit code."""
-    parameters = command.logs / f"{job.title}.yml"
-    parameters.write_text(yaml.safe_dump(job.params.nested(job.values)), encoding="utf-8")
-    source = checkout() / "notebooks" / f"{job.name}.ipynb"
-    target = command.output / f"{job.title}.ipynb"
-    # Papermill replaces names in braces by parameters, even in a path.
-    paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, target)]
-    variables = {OUTPUT_VARIABLE: str(command.output), LAUNCH_VARIABLE: command.launch(job.title)}
-    with (command.logs / f"{job.title}.log").open("w", encoding="utf-8") as log:
-        process = start(
-            python("papermill", *paths, "-f", str(parameters), "--no-progress-bar"),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=os.environ | variables,
-        )
-        try:
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                watch()
-        finally:
-            kill_tree(process.pid)
-            process.wait()
-            watch()
-    return process.returncode
+def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str:
+    """Execute a notebook, and return why it ended early, or an empty string."""
+    paths = checkout() / "notebooks" / f"{job.name}.ipynb", command.output / f"{job.title}.ipynb"
+    variables = {
+        OUTPUT_VARIABLE: str(command.output),
+        LAUNCH_VARIABLE: command.launch(job.title),
+        FIRST_VARIABLE: str(os.getpid()),
+    }
+    given = paths, job.params.nested(job.values), variables, command.logs / f"{job.title}.log"
+    try:
+        for _ in call_in_process(execute, *given, limit_s=math.inf, stopped=watch):
+            pass
+    except Died as error:
+        return str(error)
+    finally:
+        watch()
+    return ""
 
 
-def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
+def _judge(result: NotebookResult, reason: str, store: Store) -> None:
     """Set the status of the job, and the message if the job is not done."""
     run = store.runs_of([result.run_id])
-    status, message = ("", "") if run.empty else (run.status.iloc[0], run.message.iloc[0])
-    if code == 0 and (status == RunStatus.DONE or not result.cases):
+    if not reason and (RunStatus.DONE in {*run.status} or not result.cases):
         result.status = RunStatus.DONE
         return
-    reason = "the notebook ended before its last cell marked the run as done"
-    if code:
-        reason = describe_exit(code, log.read_text(errors="replace"))
-    result.status, result.message = RunStatus.FAILED, message or reason
+    early = "the notebook ended before its last cell marked the run as done"
+    result.status, result.message = RunStatus.FAILED, "".join(run.message) or reason or early
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
     """Return a table of each job's status, cases and duration, with the total in the last line."""
-    lines = []
+    lines, total_s = [], 0.0
     for result in results:
-        counts = result.statuses
-        others = [f"{counts[status]} {status}" for status in counts if status != "ok"]
-        line = {
-            "notebook": result.name,
-            "status": result.status,
-            "cases": str(result.cases or "—"),
-            "ok": str(counts.get("ok", "—")),
-            "other": ", ".join(others) or "—",
-            "total s": f"{result.seconds:.1f}",
-        }
-        lines.append(line)
-    seconds = sum(result.seconds for result in results)
-    total = {"notebook": "total", "total s": f"{seconds:.1f}"}
-    return pd.DataFrame([*lines, total]).fillna("")
+        counts = dict(result.statuses)
+        ok = counts.pop("ok", "—")
+        other = ", ".join(f"{count} {status}" for status, count in counts.items()) or "—"
+        cases, seconds = result.cases or "—", f"{result.seconds:.1f}"
+        lines.append([result.name, result.status, cases, ok, other, seconds])
+        total_s += result.seconds
+    lines.append(["total", "", "", "", "", f"{total_s:.1f}"])
+    return pd.DataFrame(lines, columns=["notebook", "status", "cases", "ok", "other", "total s"])

@@ -11,15 +11,14 @@ machines was tested.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from nanolib.measurement import BadInput, RunStatus, cause
 from nanolib.paths import DATABASE
-from nanolib.run.jobs import Job, Load, make_job
+from nanolib.run.jobs import Job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.store import Store
 
@@ -50,27 +49,24 @@ def run_on_ray(
         )
     measuring = [job for job in jobs if job.cases()]
     results = [NotebookResult(job.title, len(job.cases())) for job in measuring]
-    with _connected() as ray:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        needs = [resources(job, nodes) for job in measuring]
-        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-        log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
-        task, pending = ray.remote(_measure), {}
-        for job, result, need in zip(measuring, results, needs, strict=True):
-            given = (job.name, job.load, dict(job.values), command.token)
-            options = task.options(name=job.title, max_retries=RETRIES, **need)
-            pending[options.remote(*given)] = result
-        try:
-            while pending:
-                (ready,), _ = ray.wait(list(pending), num_returns=1)
-                result = pending.pop(ready)
-                _bring_back(ray, ready, result, command)
-                log(str(result))
-        except KeyboardInterrupt:
-            for result in pending.values():  # Ray ends these tasks together with this process.
-                result.status = RunStatus.INTERRUPTED
-                result.message = "stopped by Ctrl-C before the results arrived"
-            return results
+    ray = _connect()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    needs = [resources(job, nodes) for job in measuring]
+    task, pending = ray.remote(_measure), {}
+    for job, result, need in zip(measuring, results, needs, strict=True):
+        options = task.options(name=job.title, max_retries=RETRIES, **need)
+        pending[options.remote(job, command.token)] = result
+    try:
+        while pending:
+            (ready,), _ = ray.wait(list(pending), num_returns=1)
+            result = pending.pop(ready)
+            _bring_back(ray, ready, result, command)
+            log(str(result))
+    except KeyboardInterrupt:
+        for result in pending.values():  # Ray ends these tasks together with this process.
+            result.status = RunStatus.INTERRUPTED
+            result.message = "stopped by Ctrl-C before the results arrived"
+        return results
     return [*results, *run_jobs([job for job in jobs if not job.cases()], command, log)]
 
 
@@ -100,8 +96,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     return {"num_cpus": min(node["CPU"] for node in nodes if node.get("CPU"))}
 
 
-@contextmanager
-def _connected() -> Iterator[Any]:
+def _connect() -> Any:
     """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or start a local Ray."""
     try:
         import ray  # An optional dependency.
@@ -118,10 +113,7 @@ def _connected() -> Iterator[Any]:
         raise BadInput(
             f"--on ray: nanolib cannot connect to Ray ({reason}); check RAY_ADDRESS"
         ) from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    return ray
 
 
 def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) -> None:
@@ -141,12 +133,10 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
             store.merge(Path(folder) / DATABASE)
 
 
-def _measure(
-    name: str, load: Load, values: dict[str, Any], token: str
-) -> tuple[NotebookResult, dict[str, bytes]]:
+def _measure(job: Job, token: str) -> tuple[NotebookResult, dict[str, bytes]]:
     """Run one job on a node in a temporary folder, and return the job's result and files."""
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         command = Command(Path(folder), token)
-        (result,) = run_jobs([make_job(name, load, values)], command, lambda line: None)
+        (result,) = run_jobs([job], command, lambda line: None)
         files = [Path(folder, DATABASE), *Path(folder).glob("*.ipynb"), *command.logs.iterdir()]
         return result, {file.name: file.read_bytes() for file in files}

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.ceilings import measure_ceiling, operand_bytes, rate
+from nanolib.meters.ceilings import measure_ceiling, rate
 from nanolib.models import fp8
-from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.run.case import Case, Ceilings
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
@@ -38,10 +38,6 @@ class CeilingCase(Case):
     def unsupported(self) -> str:
         """Return why the device cannot compute the matrix product, or an empty string."""
         return no_product(self.ceiling, self.device)
-
-    def plan(self) -> Plan:
-        """Plan the bytes of the operands."""
-        return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the peak rate with `measure_ceiling`."""
@@ -80,7 +76,7 @@ def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
         "SELECT scope, coalesce(low, estimate), estimate, coalesce(high, estimate)"
         " FROM runs JOIN measurements USING (run_id)"
         " WHERE ? IN (run_id, machine_id) AND estimate > 0"
-        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY started, id"
+        " AND metric LIKE 'ceiling%' ORDER BY started, id"
     )
     found = store.connection.execute(query, (run_or_machine,))
     return {scope: Interval(*ends) for scope, *ends in found}
@@ -100,26 +96,19 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
         One row. The list is empty if no other run has measured the rate, or if the case does not
         measure a peak rate.
     """
-    if type(case) is not CeilingCase:
+    if not isinstance(case, CeilingCase):
         return []
-    of_run = "SELECT launch, machine_id FROM runs WHERE run_id = ?"
-    launch, machine_id = store.connection.execute(of_run, (run_id,)).fetchone()
-    command = launch.partition("/")[0]
-    query = (
-        "SELECT run_id, metric FROM measurements JOIN runs USING (run_id)"
-        " WHERE case_id = ? AND machine_id = ? AND launch || '/' LIKE ? AND estimate > 0"
-        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY id LIMIT 1"
-    )
-    values = (case.case_id, machine_id, f"{command}/%")
-    found = store.connection.execute(query, values).fetchone() if command else None
-    if found is None:
+    (run,) = store.runs_of([run_id]).itertuples()
+    command = run.launch.partition("/")[0]
+    if not command:
         return []
-    other, metric = found
-    rows = store.measurements([other], samples=True)
-    of_case = (rows["case_id"] == case.case_id) & (rows["metric"] == metric)
-    (row,) = rows[of_case].to_dict("records")
-    row["message"] += f"; measured by run {other[:8]} of the same command"
-    return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
+    others = store.runs("launch LIKE ? AND machine_id = ?", (f"{command}/%", run.machine_id))
+    rows = store.measurements(others.run_id, samples=True)
+    is_rate = rows["metric"].str.startswith("ceiling") & (rows["estimate"] > 0)
+    for row in rows[is_rate & (rows["case_id"] == case.case_id)].to_dict("records")[:1]:
+        row["message"] += f"; measured by run {row['run_id'][:8]} of the same command"
+        return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
+    return []
 
 
 def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: Ceilings) -> float | None:

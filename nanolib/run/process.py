@@ -1,8 +1,7 @@
-"""Start processes that end when this process ends, and kill processes with all of their children.
+"""Call functions in processes that end when this process ends, and kill processes with their children.
 
-`python -m nanolib.run.process PARENT MODULE ARGUMENT...` runs a module in a process that ends when
-its parent ends. This file imports only the standard library at its top, because `nano ab` also
-loads this file in interpreters without other packages.
+This file imports only the standard library at its top, because `nano ab` also loads this file in
+interpreters without other packages.
 """
 
 import contextlib
@@ -10,13 +9,11 @@ import ctypes
 import gc
 import multiprocessing
 import os
-import runpy
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,27 +24,12 @@ _START_S = 60.0  # Longest time to import torch on a busy machine, s.
 _GRACE_S = 5.0  # Longest wait for the end of a process that has closed its pipe, s.
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process in a new session, so that Ctrl-C does not reach that process.
-
-    Args:
-        command: Command line, for example the result of `python`.
-        options: Options of `subprocess.Popen`.
-    """
-    return subprocess.Popen(list(command), start_new_session=True, **options)
-
-
-def python(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module in a process that ends with this process."""
-    return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
-
-
 class Late(Exception):
     """A process sent no value within the time limit."""
 
 
 class Died(Exception):
-    """A process ended before its function returned."""
+    """A process ended before its function returned, or the function raised an exception."""
 
 
 def call_in_process(
@@ -68,7 +50,8 @@ def call_in_process(
         stopped: Function to call every 0.2 s. The process ends when the function returns true.
 
     Raises:
-        Died: The process ended before the function returned.
+        BadInput: The function raised `BadInput`.
+        Died: The function raised another exception, or the process ended before it returned.
         Late: No value came for `limit_s` seconds.
     """
     context = multiprocessing.get_context("spawn")
@@ -84,6 +67,8 @@ def call_in_process(
         while not stopped():
             if ours.poll(_POLL_S):
                 values = ours.recv()
+                if isinstance(values, Exception):
+                    raise values
                 returned = values is None
                 yield from values or ()
                 deadline = time.monotonic() + limit_s
@@ -91,7 +76,7 @@ def call_in_process(
                 if not ours.poll():  # The process may have sent values just before its end.
                     break
             elif time.monotonic() > deadline:
-                raise Late(f"the process sent no value for {limit_s:g} s")
+                raise Late(f"the call takes more than {limit_s:g} s")
     except (EOFError, OSError):  # The process has ended.
         process.join(_GRACE_S)
     finally:  # The process must not survive an interrupt either.
@@ -105,8 +90,11 @@ def call_in_process(
 def _serve(parent: int, connection: Connection) -> None:
     """Call the function in the new process.
 
-    The process sends an empty list after the imports, a list with each value, and None at the end.
+    The process sends an empty list after the imports, a list with each value, and at the end None or
+    an exception.
     """
+    from nanolib.measurement import BadInput, cause  # Some interpreters of `nano ab` lack nanolib.
+
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
@@ -114,8 +102,13 @@ def _serve(parent: int, connection: Connection) -> None:
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])
-    function(lambda value: connection.send([value]), *arguments)
-    connection.send(None)
+    try:
+        function(lambda value: connection.send([value]), *arguments)
+        connection.send(None)
+    except (BadInput, Died) as error:
+        connection.send(error)
+    except BaseException as error:  # A user's code may call sys.exit.
+        connection.send(Died(cause(error)))
 
 
 def kill_tree(pid: int) -> None:
@@ -175,10 +168,3 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-if __name__ == "__main__":
-    exit_with_parent(int(sys.argv[1]))
-    gc.set_threshold(50_000)  # Imports leave no garbage, so collect less often.
-    name, sys.argv = sys.argv[2], sys.argv[2:]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)

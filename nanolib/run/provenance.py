@@ -49,11 +49,10 @@ def git_revision() -> str:
     return done.stdout.strip()
 
 
-def new_run(name: str, params: Params, device: str, cases: int) -> Run:
+def new_run(params: Params, device: str, cases: int) -> Run:
     """Make the record of a run that begins now, and print the interference on the machine.
 
     Args:
-        name: Name of the experiment.
         params: Parameters of the run.
         device: Device of the run.
         cases: Number of cases.
@@ -64,9 +63,9 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     if own_code := code_digest(params.defining()):
         made_by["own code"] = own_code
-    identity = [name, params.defining(), made_by, machine.machine_id, device]
+    identity = [params.NAME, params.defining(), made_by, machine.machine_id, device]
     return Run(
-        experiment=name,
+        experiment=params.NAME,
         machine=machine.to_dict(),
         params=params.model_dump(mode="json"),
         suite=params.suite,

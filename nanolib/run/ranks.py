@@ -9,13 +9,11 @@ share one import of torch.
 """
 
 import contextlib
-import faulthandler
 import importlib
 import json
 import math
 import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -34,7 +32,7 @@ from nanolib.meters.links import enter_private_network
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
-_GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
+_GRACE_S = 2.0  # Longest wait for the end of a terminated rank, s.
 _MOST_LOG = 4000  # Maximum length of a log in the details of a failure, in characters.
 # Backends raise errors with these words if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
@@ -180,24 +178,16 @@ def _launch(
             late_s = timeout_s if time.monotonic() > deadline else None
     except torch.multiprocessing.ProcessExitedException as error:
         first = error.error_index, error.exit_code
-    if late_s is not None:
-        for process in context.processes:
-            process.terminate()
-    for process in context.processes:
-        process.join(_GRACE_S)
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     results = results_in(store, request["world_size"])
     if all("answer" in result for result in results):
         send([result["answer"] for result in results])
     else:
-        send(failure(results, folder, late_s, first))
+        send(failure(results, (folder / "log").read_text(errors="replace"), late_s, first))
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:
     exit_with_parent(parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    stack = (folder / f"{rank}.stack").open("w")
-    faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)
     os.environ["LOCAL_RANK"] = str(rank)
     torch.seed()  # Forked ranks would otherwise draw equal random numbers.
     store = dist.FileStore(str(folder / "store"), request["world_size"])
@@ -226,14 +216,13 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     world_size, timeout = request["world_size"], timedelta(seconds=request["rank_timeout_s"])
     try:
         torch.set_num_threads(request["threads"])
-        own = {"backend": "gloo"}
+        backend, own = "gloo", {"rank": rank, "world_size": world_size, "timeout": timeout}
         if request["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-            own = {"backend": "nccl", "device_id": device}  # torch would otherwise guess a device.
+            backend, own["device_id"] = "nccl", device  # torch would otherwise guess a device.
         store.set_timeout(timeout)
-        own |= {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
-        dist.init_process_group(**own)
+        dist.init_process_group(backend, store=store, **own)
         function = getattr(importlib.import_module(request["module"]), request["function"])
         result = {"answer": function(request["request"])}
     except Exception as error:
@@ -260,7 +249,7 @@ def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, 
 
 def failure(
     results: Sequence[Mapping[str, Any]],
-    folder: Path,
+    log: str,
     late_s: float | None,
     first: tuple[int, int] | None,
 ) -> RankFailed:
@@ -271,27 +260,20 @@ def failure(
 
     Args:
         results: Results of the ranks, from `results_in`.
-        folder: Folder with the log and the stacks of the ranks.
+        log: Output of all ranks.
         late_s: Time limit that the ranks have reached, s, or None if all ranks ended in time.
         first: Number and exit code of the first rank that ended with an error, or None.
     """
     raised, only_waited = raised_in(results)
-    if not only_waited:
+    silent = [rank for rank, result in enumerate(results) if not result]
+    if not only_waited or not silent:
         return raised
-    log = (folder / "log").read_text(errors="replace")[-_MOST_LOG:]
     rank, code = first or (-1, 0)
-    if code < 0:  # NCCL aborts a rank that has waited too long, and the log says so.
+    how = "did not join a collective before the others timed out"
+    if code < 0:
         how = f"was killed by {signal_name(-code)}"
-        return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log)
-    late = "" if late_s is None else f" within {late_s:g} s"
-    how = f"did not end{late}" if late else "did not join a collective before the others timed out"
-    for rank, result in enumerate(results):
-        stack = folder / f"{rank}.stack"
-        if not result and stack.is_file():
-            text = stack.read_text(errors="replace")
-            # The first line of a stack is its innermost frame.
-            frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text)
-            at = frame and f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
-            message = f"rank {rank} of {len(results)} {how}: {at or 'its stack is not known'}"
-            return RankFailed(message, rank, text)
-    return raised or RankFailed(f"no rank started{late}; see the traceback", -1, log)
+    else:
+        rank = silent[0]
+        if late_s is not None:
+            how = f"did not end within {late_s:g} s"
+    return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log[-_MOST_LOG:])

@@ -7,6 +7,7 @@ case becomes a row with its status and message, and the sweep continues.
 
 import contextlib
 import functools
+import gc
 import os
 import sqlite3
 import sys
@@ -22,13 +23,11 @@ from tqdm import tqdm
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause, one_line, printable
 from nanolib.meters.interference import watch_cpus
 from nanolib.meters.machine import limit_threads, resolve_device
-from nanolib.meters.time.sampler import settled_heap
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.group import (
     Canceled,
     fit_together,
-    grouped,
     measure_apart,
     measure_group,
     run_in_process,
@@ -44,6 +43,9 @@ from nanolib.store import Store
 __all__ = ["SweepRun", "measure"]
 
 MAX_ATTEMPTS = 2
+# With a notebook, a collection of all objects takes 0.1 s, and each timing has many collections.
+# Therefore, nanolib freezes the objects between groups, unless other code has frozen this many.
+_MANY_OBJECTS = 1_000
 
 
 class SweepRun:
@@ -133,9 +135,9 @@ def measure(
         >>> set(rows["status"])
         {'ok'}
     """
-    cases, name = experiment.cases(params), params.NAME
+    cases = experiment.cases(params)
     if not cases:
-        raise BadInput(f"{name}: these parameters give no case; check that no list is empty")
+        raise BadInput(f"{params.NAME}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
     wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
@@ -148,9 +150,10 @@ def measure(
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
-            locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), wait, pause))
+            what = f"{params.NAME} {params.label}".strip()
+            locks.enter_context(device_lock(each, what, wait, pause))
         store = store or Store()
-        run = new_run(name, params, device, len(cases))
+        run = new_run(params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
         if run_id:
             done = len({case.case_id for case in cases} & store.finished_cases(run_id))
@@ -166,6 +169,14 @@ def measure(
             sweep_run.end(RunStatus.FAILED, cause(error))
             raise
     return sweep_run
+
+
+def grouped(cases: Sequence[Case]) -> list[list[Case]]:
+    """Divide cases into their groups. The groups are in the order of their first cases."""
+    groups = {}
+    for case in cases:
+        groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
+    return list(groups.values())
 
 
 class _Sweep:
@@ -191,9 +202,14 @@ class _Sweep:
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
-        with bar, settled_heap() as settle:
+        freezes = gc.get_freeze_count() < _MANY_OBJECTS
+        with bar, contextlib.ExitStack() as heap:
+            if freezes:
+                heap.callback(gc.unfreeze)
             for group in groups:
-                settle()
+                gc.collect()
+                if freezes:
+                    gc.freeze()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
                     on_progress(done, len(cases), str(group[0]))

@@ -3,7 +3,6 @@
 The module also limits the time of a user's own functions, in a fresh process.
 """
 
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported, cause, one_line
+from nanolib.measurement import Flag, Measurement, Status, Unsupported, cause, one_line
 from nanolib.run.process import Died, Late, call_in_process
 
 _PLAN_S = 60.0
@@ -97,7 +96,7 @@ class Outcome:
         """
         start = time.perf_counter()
         try:
-            with _time_limit(max(timeout_s - self.seconds, _LEAST_S), CaseTimeout()):
+            with _time_limit(max(timeout_s - self.seconds, _LEAST_S)):
                 yield
         except CaseTimeout:
             self.mark_timed_out(timeout_s)
@@ -131,27 +130,24 @@ def planning_time_limit() -> Iterator[None]:
     Raises:
         TimeoutError: The code within the context took more than 60 s.
     """
-    late = CaseTimeout()
     try:
-        with _time_limit(_PLAN_S, late):
+        with _time_limit(_PLAN_S):
             yield
-    except CaseTimeout as error:
-        if error is not late:
-            raise
+    except CaseTimeout:
         raise TimeoutError(
             f"the call takes more than {_PLAN_S:g} s on tensors without data"
         ) from None
 
 
 @contextmanager
-def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise `error` after a time in s. Outside the main thread, there is no limit."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `CaseTimeout` after a time in s. Outside the main thread, there is no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(*_: object) -> None:
-        raise error
+        raise CaseTimeout
 
     before = signal.signal(signal.SIGALRM, expire)
     outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -167,7 +163,7 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 def answers_of(
     function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
 ) -> tuple[list[Any], str]:
-    """Call a user's function in a fresh process, and discard what the function prints.
+    """Call a user's function in a fresh process.
 
     The time limit also stops compiled code, because nanolib ends the process.
 
@@ -185,32 +181,15 @@ def answers_of(
     """
     answers = []
     try:
-        for sent in call_in_process(_answer, function, arguments, limit_s=limit_s):
-            if isinstance(sent, BadInput):
-                raise BadInput(*sent.lines)
-            if isinstance(sent, str):
-                return answers, sent
-            answers += sent
-    except Late:
-        return answers, f"the call takes more than {limit_s:g} s"
-    except Died as error:
+        for answer in call_in_process(_send_each, function, *arguments, limit_s=limit_s):
+            answers.append(answer)
+    except (Died, Late) as error:
         return answers, str(error)
     return answers, ""
 
 
-def _answer(
-    send: Callable[[Any], None],
-    function: Callable[..., Iterable[Any]],
-    arguments: tuple[Any, ...],
+def _send_each(
+    send: Callable[[Any], None], function: Callable[..., Iterable[Any]], *arguments: Any
 ) -> None:
-    """Send each value in its own list. If the function fails, then send the reason."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    try:
-        for answer in function(*arguments):
-            send([answer])
-    except BadInput as error:
-        send(error)
-    except BaseException as error:  # A user's code may call sys.exit.
-        send(cause(error))
+    for answer in function(*arguments):
+        send(answer)

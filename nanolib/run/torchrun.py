@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from nanolib.measurement import BadInput, cause
 from nanolib.params import read_yaml
+from nanolib.paths import FIRST_VARIABLE
 from nanolib.run import ranks
 from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
@@ -117,6 +118,7 @@ class Ranks:
 def main(notebook: str, file: Path) -> None:
     """Parse the command line of this rank, then measure on rank 0 or take part on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
+    os.environ.setdefault(FIRST_VARIABLE, str(os.getppid()))  # The ranks belong together.
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         params = experiment.Params(**read_yaml(file))

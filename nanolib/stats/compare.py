@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.special import bdtr, stdtr, stdtrit
 
 from nanolib.measurement import BadInput
-from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann, median_interval
 
 THRESHOLD = 0.05  # Smallest change that counts as regressed or improved.
 # Two versions are equivalent if the 90 % interval of their ratio is between 0.97 and 1.03.

@@ -22,16 +22,17 @@ def host() -> str:
 
 def alive(process: str) -> bool:
     """Return whether the process with this name runs on this machine."""
-    place, pid, began = process.split(":") if process.count(":") == 2 else ("", "", "")
+    place, _, started = process.partition(":")
     if place != host():
         return False
+    pid, began = started.split(":")
     try:
         ended = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
         # The system rounds the boot time to a second.
         return not ended and abs(_began(int(pid)) - float(began)) < 1.5
     except psutil.AccessDenied:
         return True
-    except (psutil.NoSuchProcess, ValueError):
+    except psutil.NoSuchProcess:
         return False
 
 

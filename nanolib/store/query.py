@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
 from nanolib.store.connection import Connection, days_ago
 from nanolib.store.identity import alive, gone
-from nanolib.store.schema import JSON, LISTED, among, listed
+from nanolib.store.schema import JSON, LISTED, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,13 +93,14 @@ class Reader(Connection):
         import numpy as np
         import pandas as pd
 
+        every = self.resolve("all")
+        chosen = listed(every if run_ids is None else run_ids)
         if newest is None:
-            condition, values = among(run_ids)
-            frame = self._read(f"SELECT * FROM results WHERE {condition} ORDER BY id", values)
+            query = f"SELECT * FROM results WHERE run_id IN {LISTED} ORDER BY id"
+            frame = self._read(query, [chosen])
         else:
-            run_ids = self.resolve("all") if run_ids is None else run_ids
-            frame = self._read(_NEWEST, [listed(run_ids), newest])
-        age = frame["run_id"].map({run_id: at for at, run_id in enumerate(self.resolve("all"))})
+            frame = self._read(_NEWEST, [chosen, newest])
+        age = frame["run_id"].map({run_id: at for at, run_id in enumerate(every)})
         if not age.is_monotonic_increasing:
             frame = frame.loc[age.sort_values(kind="stable").index].reset_index(drop=True)
         if samples:

@@ -100,13 +100,6 @@ def listed(names: Iterable[str]) -> str:
     return json.dumps(list(names))
 
 
-def among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
-    """Return an SQL condition that chooses runs, and the values of the condition."""
-    if run_ids is None:
-        return "1", []
-    return f"run_id IN {LISTED}", [listed(run_ids)]
-
-
 @dataclass(frozen=True)
 class Run:
     """One execution of an experiment.

@@ -2,10 +2,8 @@
 
 import sqlite3
 import struct
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
@@ -24,8 +22,6 @@ from nanolib.store.schema import (
 
 __all__ = ["Run", "Store"]
 
-_COMMIT_S = 1.0  # A kill loses at most the samples of the last second.
-
 
 class Store(Reader):
     """The database of all results, in one SQLite file.
@@ -43,18 +39,6 @@ class Store(Reader):
         ...     len(store.runs())
         0
     """
-
-    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
-        self._power_samples: list[tuple[Any, ...]] = []
-        self._written_s = time.monotonic()
-        super().__init__(path, create=create)
-
-    def close(self) -> None:
-        """Write the power samples that wait, and close the file."""
-        try:
-            self.commit_transaction()
-        finally:
-            super().close()
 
     def add(self, run: Run) -> str:
         """Add a run. The status is `done` if the run has rows, and otherwise `running`.
@@ -127,9 +111,7 @@ class Store(Reader):
     def add_power_samples(
         self, samples: Iterable[Any], *, run_id: str = "", case_id: str = "", source: str = "power"
     ) -> None:
-        """Add power samples to a case. nanolib writes the waiting samples at most once per second.
-
-        `commit_transaction` and `close` write all waiting samples.
+        """Add power samples to a case, in one transaction.
 
         Args:
             samples: Mappings or objects with a time `t_s` on any clock, s, and with `watts` or
@@ -139,25 +121,17 @@ class Store(Reader):
             source: Name of the power meter.
 
         Raises:
-            BadInput: The run does not exist, or a sample has no time or no value.
+            BadInput: The run does not exist, a sample has no time or no value, or the file cannot
+                be written.
         """
         run_id = run_id or self.resolve("latest")[-1]
-        _check_run(self.connection, run_id)
         rows = [(run_id, case_id, source, *_power_row(sample)) for sample in samples]
-        self._power_samples += rows
-        if time.monotonic() - self._written_s > _COMMIT_S:
-            self.commit_transaction()
+        with self.transaction() as db:
+            _check_run(db, run_id)
+            insert_traces(db, "power_samples", rows)
 
     def commit_transaction(self) -> None:
-        """Write all power samples that wait.
-
-        Raises:
-            BadInput: The file cannot be written. The samples wait for the next call.
-        """
-        if self._power_samples:
-            with self.transaction() as db:
-                insert_traces(db, "power_samples", self._power_samples)
-        self._power_samples, self._written_s = [], time.monotonic()
+        """Do nothing. `add_power_samples` has already written its samples."""
 
     def forget_started(self, run_id: str) -> None:
         """Delete the `started` rows of a run that the user stopped, so that no attempt counts."""
@@ -169,53 +143,37 @@ class Store(Reader):
         self,
         max_age_days: float | None = 30,
         *,
-        max_runs: int | None = None,
         run_ids: Collection[str] = (),
         dry_run: bool = False,
     ) -> list[str]:
         """Delete old runs, and free their disk space. nanolib never deletes runs in progress.
 
-        With both limits, nanolib deletes only the runs that exceed both.
-
         Args:
             max_age_days: Largest age of a run in days, or None for no limit.
-            max_runs: Number of newest runs to keep, or None for no limit.
-            run_ids: IDs of runs to delete regardless of the limits.
+            run_ids: IDs of runs to delete regardless of their age.
             dry_run: Whether to return the IDs without deleting the runs.
 
         Returns:
             The IDs of the deleted runs, oldest first.
 
         Raises:
-            BadInput: A limit is below zero, or a run of `run_ids` is in progress.
+            BadInput: The age is below zero, or a run of `run_ids` is in progress.
         """
-        for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
-            if value is not None and not value >= 0:
-                raise BadInput(f"{name}: {value!r} is not valid; give 0 or more")
+        if max_age_days is not None and not max_age_days >= 0:
+            raise BadInput(f"max_age_days: {max_age_days!r} is not valid; give 0 or more")
         runs = self.runs()
         in_flight = runs["status"] == RunStatus.RUNNING
         is_chosen = runs["run_id"].isin(list(run_ids))
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
             raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
-        has_limit = (max_age_days, max_runs) != (None, None)
-        is_beyond = runs["started"].notna() & has_limit
         if max_age_days is not None:
-            is_beyond &= runs["started"] < days_ago(self.connection, max_age_days)
-        if max_runs is not None:
-            is_beyond &= runs.index < len(runs) - max_runs
-        chosen = list(runs.loc[(is_chosen | is_beyond) & ~in_flight, "run_id"])
+            is_chosen |= runs["started"] < days_ago(self.connection, max_age_days)
+        chosen = list(runs.loc[is_chosen & ~in_flight, "run_id"])
         if not dry_run:
-            self.commit_transaction()
             with self.transaction() as db:
                 db.execute(f"DELETE FROM runs WHERE run_id IN {LISTED}", (listed(chosen),))
-            try:
-                self.connection.execute("VACUUM")
-                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            except sqlite3.OperationalError as error:
-                raise BadInput(
-                    f"database: {self.path} is as large as before, although {len(chosen)} run(s) "
-                    f"were deleted ({error}); free space, and clean again"
-                ) from error
+            self.connection.execute("VACUUM")
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return chosen
 
 

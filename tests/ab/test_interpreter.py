@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from nanolib.ab.versions import inspect_interpreter
-from nanolib.cli.ab import _split_names
-from nanolib.measurement import BadInput
 from tests.processes import new_environment
 
 from .conftest import WORK
@@ -44,12 +42,3 @@ def test_modules_of_the_working_folder_are_not_imported(monkeypatch, tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     assert inspect_interpreter(sys.executable).packages["python"].startswith("3.")
-
-
-def test_with_interpreters_a_name_is_a_revision_unless_it_is_a_notebook():
-    pythons = ("a", "b")
-    assert _split_names((), pythons) == ((".", "."), ())
-    assert _split_names(("main", "model"), pythons) == (("main", "main"), ("model",))
-    assert _split_names(("attention", "one", "two"), pythons) == (("one", "two"), ("attention",))
-    with pytest.raises(BadInput, match="'three' is a third name"):
-        _split_names(("one", "two", "three"), pythons)

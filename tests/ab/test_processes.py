@@ -27,7 +27,7 @@ def _versions(folder, **works):
     for name, text in works.items():
         (folder / name).mkdir()
         (folder / name / "work.py").write_text(text)
-    return [Version(name, "", folder / name, Path()) for name in works]
+    return [Version(name, "", folder / name, Path(), folder / name) for name in works]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from nanolib.ab import run, schedule
 from nanolib.ab.children import VersionDied
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
-from nanolib.ab.run import lines_of
+from nanolib.ab.run import Spec, lines_of
 from nanolib.ab.schedule import (
     _judge,
     _run_task,
@@ -24,11 +24,11 @@ from nanolib.ab.schedule import (
     ends_after,
     is_precise_enough,
 )
-from nanolib.ab.spec import Spec
+from nanolib.ab.versions import Version
 from nanolib.stats.compare import THRESHOLD
 from nanolib.stats.intervals import median_interval
 
-TASK = Task("call", "c1", {"name": "work:run"}, ({}, {}))
+TASK = Task("call", "c1", {"name": "work:run"}, {})
 
 
 def _series(ratios, blocks=5):
@@ -123,7 +123,7 @@ def sides(monkeypatch):
 
 
 HERE = [SimpleNamespace(is_here=True)] * 2
-CASE = replace(TASK, requests=({"do": "case"},) * 2)
+CASE = replace(TASK, request={"do": "case"})
 
 
 @pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (700.0, [10] * 20)])
@@ -174,21 +174,6 @@ def test_a_function_may_be_forked_beside_a_gpu_and_a_case_on_it_is_not(
     experiment = "attention" if factors else "call"
     compare_versions(HERE, [replace(TASK, experiment=experiment, factors=factors)], Settings())
     assert (asked["fork"], asked["bound"]) == (forks, binds)
-
-
-@pytest.mark.parametrize(
-    ("of_b", "ending"),
-    [
-        ({"timing": ["forward"]}, ("error", "the phases of B differ from the phases of A")),
-        ({"ended": "error", "message": "why"}, ("error", "why")),
-    ],
-)
-def test_other_phases_are_an_error_of_b_and_a_failure_keeps_its_reason(of_b, ending):
-    answers = {"timing": ["forward", "backward"], "last": True}, of_b
-    sides = [SimpleNamespace(is_forked=True, ask=lambda one=one, **_: one) for one in answers]
-    result = TaskResult(TASK)
-    assert not _run_task(sides, result, 1.0)
-    assert result.endings == [("ok", ""), ending]
 
 
 def _row(metric, estimate, scope="forward"):
@@ -244,14 +229,14 @@ def test_each_counted_figure_that_changed_is_a_finding_beside_the_times():
 def test_all_tasks_share_the_time_and_the_most_it_takes_is_said_first(
     monkeypatch, tmp_path, total_s, share_s, duration
 ):
-    version = SimpleNamespace(title="v", edits=str)
+    version = Version("v", "+", tmp_path, tmp_path, tmp_path)
     said, given = [], []
     monkeypatch.setattr(run, "checked_out", lambda *_: contextlib.nullcontext([version] * 2))
     monkeypatch.setattr(run, "device_lock", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(run, "compare_versions", lambda *x: given.append(x[2]) or [])
     asked = Spec(("a", "b"), tmp_path, functions=["work:run", "work:walk"])
     run.run_ab(asked, Settings(total_s=total_s), said.append, agree=said.append)
-    assert said == [f"A is v, B is v; 2 case(s), at most {duration}", 2 * share_s]
+    assert said == [f"A is v (+), B is v (+); 2 case(s), at most {duration}", 2 * share_s]
     assert given[0].budget_s == share_s
 
 

@@ -1,8 +1,8 @@
-"""Whether speed-ups within a run bear a busy machine: attention quiet, quiet again, and with busy processes that come and go.
+"""Whether speed-ups within a run bear a busy machine: attention quiet, and with busy processes that come and go.
 
-Each ratio is measured three times: in two quiet runs, which control each other, and in one with as many busy processes as
-there are cores, which stop and go on every three seconds. No order may turn round. Ratios of clean rounds lie within 15 % of the
-quiet ones, and high / low is at most 1.5 in four of five pairs.
+Each ratio is measured in a quiet run, and in one with as many busy processes as there are cores, which stop and go on every
+three seconds. No order may turn round. Ratios of clean rounds lie within 15 % of the quiet ones, and high / low is at most 1.5 in
+four of five pairs.
 """
 
 import math
@@ -29,26 +29,23 @@ BUDGET_S = 24.0  # per case
 
 def main():
     """Print a line per pair; 0 where all holds."""
-    quiet, again = _gains(), _gains()
+    quiet = _gains()
     with busy_neighbors(usable_cores()):
         busy = _gains()
-    print(f"{'pair':44} {'quiet':>22} {'again':>22} {'with busy ones':>22}  clean rounds")
+    print(f"{'pair':44} {'quiet':>22} {'with busy ones':>22}  clean rounds")
     wrong, wide, clean = [], 0, 0
     for pair, row in busy.items():
-        others, rounds = [quiet[pair], again[pair]], row["details"]
+        before, rounds = quiet[pair], row["details"]
         is_clean = "busy_machine" not in row["flags"]
         count = f"{rounds['clean_rounds']} of {rounds['rounds']}{'' if is_clean else ', flagged'}"
-        print(f"{pair:44} {' '.join(map(_text, [*others, row]))}  {count}")
+        print(f"{pair:44} {_text(before)} {_text(row)}  {count}")
         wide += row.high / row.low > WIDE
         if is_clean:
             clean += 1
-            if min(_apart(row, one) for one in others) > FAR:
+            if abs(math.log(row.estimate / before.estimate)) > math.log1p(FAR):
                 wrong.append(f"more than {FAR:.0%} off: {pair}")
-            others.append(row)
-        if any(one.low > 1 for one in others) and any(one.high < 1 for one in others):
-            wrong.append(f"turned round: {pair}")
-    apart = max(_apart(quiet[pair], again[pair]) for pair in quiet)
-    print(f"the two quiet runs differ by up to {apart:.0%}")
+            if max(before.low, row.low) > 1 > min(before.high, row.high):
+                wrong.append(f"turned round: {pair}")
     if wide > MOST_WIDE * len(busy):
         wrong.append(f"{wide} of {len(busy)} pairs are wide")
     print("\n".join(wrong) or f"no order turned, {clean} of {len(busy)} pairs clean, {wide} wide")
@@ -74,10 +71,6 @@ def _gains():
 
 def _text(row):
     return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]".rjust(22)
-
-
-def _apart(row, other):
-    return math.expm1(abs(math.log(row.estimate / other.estimate)))
 
 
 if __name__ == "__main__":

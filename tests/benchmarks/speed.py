@@ -103,7 +103,7 @@ def _model_calls(model, ids):
     return {
         f"forward, n={LENGTH}": Inferring(model, ids[:, :-1], "eager"),
         f"decode after {PROMPT} to {PROMPT + NEW_TOKENS} tokens": generating.generation.decode,
-        f"training step, n={LENGTH}": Training(model, ids, "eager", 1e-5),
+        f"training step, n={LENGTH}": Training(model, ids, "eager"),
     }
 
 

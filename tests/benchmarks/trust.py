@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nanolib.ab.pairs import Settings, Task
 from nanolib.ab.schedule import TIMED, compare_pairs, compare_versions
 from nanolib.stats.compare import THRESHOLD, Kind
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import hodges_lehmann
 from tests.benchmarks.parts.neighbors import busy_neighbors
 from tests.benchmarks.parts.peers import RULES
 from tests.benchmarks.parts.recording import (
@@ -135,7 +135,7 @@ def _print_live(versions, count, budget):
         sides, verdicts = (by_name[a], by_name[b]), []
         for i in range(count):
             work = WORKS[i % len(WORKS)]
-            task = Task("call", "live", {"name": work}, (request(work), request(work)))
+            task = Task("call", "live", {"name": work}, request(work))
             (found,) = compare_versions(sides, [task], Settings(budget_s=budget))
             verdicts += found.verdicts.values()
         truth = VERSIONS[b] / VERSIONS[a]

@@ -104,9 +104,7 @@ def test_a_machine_that_is_picked_answers_by_itself(still):
 
 
 def test_what_is_picked_every_chart_and_table_follows(still, drawn):
-    lengths = still.locator("#length option:enabled").evaluate_all(
-        "some => some.map(one => one.value)"
-    )
+    lengths = still.locator("#length option").evaluate_all("some => some.map(one => one.value)")
     assert lengths[0] == "" and len(lengths) > 3
     points = still.locator("section:visible .mark-symbol.role-mark path")
     alone, whole = set(), points.count()
@@ -135,9 +133,9 @@ def test_what_is_picked_every_chart_and_table_follows(still, drawn):
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_the_screen(still, width):
     still.set_viewport_size({"width": width, "height": 900})
-    still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    still.wait_for_timeout(400)
+    still.reload()
     still.wait_for_selector(READY)
+    still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     root = "document.documentElement"
     assert still.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
     plots = "all('#model_performance .plot').map(e => e.getBoundingClientRect()"

@@ -129,14 +129,6 @@ def test_memory_has_a_threshold_flops_have_none_and_no_figure_is_no_change(
     assert comparison.regressed == (finding == "regressed")
 
 
-@pytest.mark.parametrize(("lost", "count"), [(failed(Status.OOM), 1), (measured(1), 0)])
-def test_what_fails_now_is_lost(found, lost, count):
-    comparison = found({"a": measured(1)}, {"a": lost})
-    lines = [line for line in comparison.lines if line.finding in ("missing", "failed")]
-    assert [(line.case, line.change) for line in lines] == [("a seq_len=8", "—")] * count
-    assert comparison.lost == bool(count)
-
-
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_timing_needs_a_steady_state_and_valid_samples_on_both_sides(found, side):
     """The others get their verdict all the same."""

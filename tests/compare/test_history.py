@@ -1,4 +1,3 @@
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,6 @@ from nanolib.stats.changes import PENALTY
 from nanolib.store import Store
 from tests.compare.test_compare import measured, run_of
 from tests.processes import invoked
-from tests.store.rows import MACHINE
 
 
 def _run(index, level, flops=100.0, revision=None, more=()):
@@ -47,15 +45,6 @@ def test_cases_of_one_name_are_told_apart_by_the_factors_in_which_they_differ(st
     assert {line.case for line in lines} == {one.case for one in found}
 
 
-def test_cases_of_two_machines_are_told_apart(store):
-    for at, machine in enumerate(("m1", "m2345678") * 2):
-        store.add(replace(_run(at, 10.0), machine=MACHINE | {"machine_id": machine}))
-    found = histories(store, machine_ids=["m1", "m2345678"])
-    assert [one.case for one in found] == [
-        f"dense seq_len=8 machine={one}" for one in ("m1", "m23456")
-    ]
-
-
 def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(store):
     assert since_before(store, []) is None
     store.add(_run(0, 10.0))
@@ -73,17 +62,23 @@ def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(st
 
 def _history(case, values, *changes, metric="latency"):
     points = pd.DataFrame({"estimate": values, "low": values, "high": values})
-    return History("m1", "model", case, "c", metric, "decode", points, changes)
+    return History("model", case, metric, "decode", points, changes)
 
 
-def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
+def test_the_table_of_histories_has_a_line_each_with_its_changes():
     early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
-    flat, first = _history("flat", [2.0, 4.0]), _history("early", [10.0] * 6 + [12.5], early)
-    lines = table([flat, first, _history("late", [8.0] * 7, early, late)])
-    assert list(lines["case"]) == ["late", "early", "flat"]
-    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "+100.0%"]
-    changes = "+25.0% between a and b; -20.0% between c and ?"
-    assert list(lines["changes"]) == [changes, changes.partition(";")[0], ""]
+    lines = table([_history("late", [8.0] * 6 + [10.0], early, late), _history("flat", [2.0, 4.0])])
+    assert list(lines["last / first"]) == ["+25.0%", "+100.0%"]
+    assert list(lines["changes"]) == ["+25.0% between a and b; -20.0% between c and ?", ""]
+
+
+def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(store):
+    for index in range(12):
+        moved = {"flat": False, "early": index > 4, "late": index > 6}
+        cases = {name: measured(index, 10 + 2 * up) for name, up in moved.items()}
+        store.add(run_of(cases, f"run{index}"))
+    found = histories(store, machine_ids=["m1"])
+    assert [one.case.split()[0] for one in found] == ["late", "early", "flat"]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +119,10 @@ def test_values_of_0_or_less_are_left_out_and_the_terminal_says_what_is_missing(
     for index, flops in enumerate((0.0, 40.0, 50.0, 50.0, 0.0)):
         lost = Measurement("loss_difference", 0.5 - index, scope="forward")
         store.add(_run(index, 10.0, flops, more=[lost]))
-    assert "no case has loss_difference above 0 from two runs" in nano("loss_difference").output
+    assert "loss_difference changed in 0 of 0 series" in nano("loss_difference").output
     assert "a change needs 6 runs; to compare two runs, use nano compare" in nano("flops").output
-    (shown,) = json.loads(nano("flops", "--all", "--json").stdout)["shown"]
-    assert [point["estimate"] for point in shown["points"]] == [40.0, 50.0, 50.0]
+    (history,) = histories(store, "flops", ["m1"])
+    assert list(history.points["estimate"]) == [40.0, 50.0, 50.0]
 
 
 def test_a_change_is_named_with_the_revisions_around_it(store, nano):

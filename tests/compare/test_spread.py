@@ -62,9 +62,6 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
     line = next(line for line in found.lines if line.case == "case0")
     assert not found.regressed and line.finding == Kind.SUSPECT
     assert line.message == f"slower; {UNKNOWN}"
-    assert found.noise == [
-        "10 of 10 timings have fewer than 3 earlier runs of one revision, so they are suspect at most; use nano ab to decide"
-    ]
 
 
 def _spread(run_id, **logs):

@@ -6,8 +6,7 @@ from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.launch import Launch, link_rows
 from nanolib.measurement import Flag
 from nanolib.models.attention.ranks import Traffic
-from nanolib.run import group, ranks
-from nanolib.run import launch as group_launch
+from nanolib.run import group, memory_plan, ranks
 from nanolib.run.case import Plan
 from nanolib.run.dry_run import prediction_table
 from tests.measuring import rows_of
@@ -54,12 +53,12 @@ def test_a_case_that_does_not_fit_is_a_row_and_the_rest_of_its_group_is_launched
     """The baseline needs the whole sequence on one rank."""
     dense, ring = distributed.cases(_params(prefill_seq_lens=[64], prefill_algorithms=["ring"]))
     large = lambda plan, _: "too large" if plan == dense.plan() else ""  # noqa: E731
-    monkeypatch.setattr(group_launch, "shortage", large)
+    monkeypatch.setattr(memory_plan, "shortage", large)
     launched = []
     monkeypatch.setattr(
         case.ShardedCase, "launch", lambda _, ready, __: launched.extend(ready) or ()
     )
-    outcomes = group_launch.measure_launch([dense, ring], _params(), lambda *_: None)
+    outcomes = group.measure_launch([dense, ring], _params(), lambda *_: None)
     assert [one.status for one in outcomes.values()] == ["oom_predicted", "ok"]
     assert launched == [ring] and dense.group == ring.group
 

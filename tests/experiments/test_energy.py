@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.view import energy_table, overhead_table
+from nanolib.experiments.energy.tables import energy_table, overhead_table
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import random_ids
 from nanolib.meters.energy.source import read_trace
@@ -76,11 +76,15 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
     assert sum(one["share"] for one in details) == pytest.approx(1)
     assert {"attention_fused", "gate", "between"} < {*details[1]["operations_ms"]}
     with Store(tmp_path / "results.sqlite") as store:
-        (deep_passes,), (tokens,), (samples,) = (
-            store.connection.execute(f"SELECT count({what}").fetchone()
-            for what in ("DISTINCT call) FROM ops", "*) FROM tokens", "*) FROM power_samples")
+        detailed, tokens, samples = (
+            store.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in (
+                "(SELECT call FROM ops UNION SELECT call FROM statistics)",
+                "tokens",
+                "power_samples",
+            )
         )
-        assert tokens == found.n.iloc[0] + deep_passes > found.n.iloc[0] and samples > 0
+        assert tokens == found.n.iloc[0] + detailed > found.n.iloc[0] and samples > 0
         sections = store.connection.execute("SELECT name FROM sections ORDER BY id")
         assert [name for (name,) in sections] == ["idle", "decode", "decode"]
         layers = {name for (name,) in store.connection.execute("SELECT layer FROM layers")}

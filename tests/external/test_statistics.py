@@ -8,8 +8,7 @@ import pytest
 
 from nanolib.meters.energy import power
 from nanolib.meters.energy.integration import count, integrate
-from nanolib.stats.intervals import median_interval
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import hodges_lehmann, median_interval
 from nanolib.stats.steady import fences
 
 # Source: critical values of Wilcoxon's signed-rank statistic, two-sided at 5 % (Wilcoxon 1945; Conover 1999, table A12).

@@ -1,100 +1,37 @@
-"""A part of the first minutes in a process of its own: what hangs, crashes or loses its device costs its own limit alone.
+"""What a process of the first minutes sends: a part's checks as they come, and at last what broke it."""
 
-The processes are forked from this one, which has imported torch and has touched no GPU.
-"""
-
-import contextlib
-import faulthandler
-import multiprocessing
 import os
-import signal
-import sys
-import time
 import traceback
 
 import torch
 
 from nanolib.measurement import cause
 from nanolib.meters.machine import this_machine, versions
-from nanolib.run.process import exit_with_parent
 from nanolib.run.provenance import git_revision
 from tests.gpu.hardware import DENSE, OWN_KERNELS, RANDOM, Hardware
 from tests.gpu.null_cuda.build import REHEARSAL
-
-_FORKS = multiprocessing.get_context("fork")
-_GRACE_S = 5.0  # a sweep that is interrupted marks its run
+from tests.gpu.parts import PARTS
 
 
-class PartFailed(Exception):
-    """It broke, died, or took too long; the message says which."""
-
-
-def messages(target, limit_s):
-    """What a process of its own sends; the last is its CPU seconds.
-
-    Args:
-        target: Called there with a function that sends a message.
-        limit_s: Then it is stopped.
-
-    Raises:
-        PartFailed: As it says.
-    """
-    receiving, sending = _FORKS.Pipe(duplex=False)
-    process = _FORKS.Process(target=_run, args=(target, sending))
-    end = time.monotonic() + limit_s
-    process.start()
-    sending.close()
-    try:
-        while receiving.poll(max(0.0, end - time.monotonic())):
-            message = receiving.recv()
-            if isinstance(message, PartFailed):
-                raise message
-            yield message
-            if isinstance(message, float):  # its last word
-                process.join(_GRACE_S)
-                return
-        raise PartFailed(f"stopped after {limit_s:.0f} s")
-    except EOFError:
-        process.join(_GRACE_S)
-        raise PartFailed(f"its process ended with exit code {process.exitcode}") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGINT)
-            process.join(_GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
-
-
-def _run(target, sending):
-    os.setsid()  # it is stopped with all that it has started
-    exit_with_parent(os.getppid())  # else this keeps the GPU
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a pool ends its processes by it, at once
-    faulthandler.enable()
-    try:
-        target(sending.send)
-        sending.send(sum(os.times()[:4]))  # its own, and its children's
-    except BaseException as error:  # an interrupt too, which nobody listens to
-        traceback.print_exc()
-        sending.send(PartFailed(cause(error)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # torch's threads and compilers are not waited for
-
-
-def send_part(send, checks, folder):
-    """Send the checks of a part as they come.
+def send_part(send, name, folder):
+    """Send the checks of a part, and as its last word what broke it.
 
     Args:
         send: Sends one.
-        checks: Asks them of a GPU.
+        name: Of the part.
         folder: Of the database.
     """
     if REHEARSAL in os.environ:
         _rehearse()
-    for check in checks(Hardware(folder)):
-        send(check)
+    checks, _ = PARTS[name]
+    broke = ""
+    try:
+        for check in checks(Hardware(folder)):
+            send(check)
+    except Exception as error:
+        traceback.print_exc()
+        broke = cause(error)
+    send({"broke": broke})
 
 
 def _rehearse():

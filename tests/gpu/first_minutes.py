@@ -28,29 +28,29 @@ def first_minutes(found, checks_of, parts, file):
 
     Args:
         found: What is known of the machine; its `parts` are replaced where they have the name of one that runs now: name, seconds,
-            CPU-seconds, checks, and what broke it.
-        checks_of: The checks of a part, by its name.
+            checks, and what broke it.
+        checks_of: What a part of a name sends: its checks, and as its last word a dict with what broke it.
         parts: Their names, in order.
         file: What was found so far is written there after each check.
     """
     for name in parts:
         start = time.monotonic()
-        part = {"name": name, "cpu_s": 0.0, "checks": [], "broke": "it was cut"}
+        part = {"name": name, "checks": [], "broke": "it was cut"}
         found["parts"] = [one for one in found.get("parts", []) if one["name"] != name] + [part]
         _keep(found, start, file)
         try:
-            for check in checks_of(name):
-                if isinstance(check, float):  # its last word
-                    part["cpu_s"] = round(check, 1)
+            for sent in checks_of(name):
+                if isinstance(sent, dict):
+                    part |= sent
                     continue
-                part["checks"].append(check._asdict())
-                print(f"{name}: {_MARKS[check.holds]} {check.text}: {check.found}", flush=True)
+                part["checks"].append(sent._asdict())
+                print(f"{name}: {_MARKS[sent.holds]} {sent.text}: {sent.found}", flush=True)
                 _keep(found, start, file)
-            part["broke"] = ""
         except Exception as error:  # whatever a part meets is its result, and the next one begins
-            part["broke"] = (str(error) or repr(error))[:500]
-            print(f"{name}: broke: {part['broke']}", flush=True)
+            part["broke"] = str(error)
         _keep(found, start, file)
+        if part["broke"]:
+            print(f"{name}: broke: {part['broke']}", flush=True)
         print(f"{name}: {part['seconds']} s", flush=True)
     return not any(
         part["broke"] or False in [check["holds"] for check in part["checks"]]
@@ -78,7 +78,8 @@ def main(arguments=None):
     os.environ.setdefault(LAUNCH_VARIABLE, now)
     import torch
 
-    from tests.gpu import alone
+    from nanolib.run.process import call_in_process
+    from tests.gpu.alone import send_identity, send_part
     from tests.gpu.parts import PARTS
 
     asked = argparse.ArgumentParser(prog="python -m tests.gpu.first_minutes", description=__doc__)
@@ -101,13 +102,16 @@ def main(arguments=None):
     end = time.monotonic() + given.seconds
 
     def checks_of(name):
-        if (left := end - time.monotonic()) < _LEAST_S:
-            raise alone.PartFailed("not run: no time was left")
-        checks, limit_s = PARTS[name]
+        left = end - time.monotonic()
+        if left < _LEAST_S:
+            raise TimeoutError("not run: no time was left")
+        _, limit_s = PARTS[name]
         limit_s = min(limit_s * max(1.0, given.seconds / SECONDS), left)
-        return alone.messages(lambda send: alone.send_part(send, checks, folder), limit_s)
+        until = time.monotonic() + limit_s
+        is_over = lambda: time.monotonic() > until  # noqa: E731
+        return call_in_process(send_part, name, folder, limit_s=limit_s, stopped=is_over)
 
-    (found, _) = alone.messages(alone.send_identity, SECONDS)
+    (found,) = call_in_process(send_identity, limit_s=SECONDS)
     found["date"] = now[:10]
     file = folder / (re.sub(r"\W", "-", found["gpu"].lower()) + ".json")
     if file.exists():  # a call for some parts keeps the others

@@ -1,13 +1,20 @@
-"""What the first minutes on a GPU show is written as it comes, and the page says what was tested on which GPU."""
+"""What the first minutes on a GPU show is written as it comes."""
 
 import json
+import sys
 
-from tests.gpu import page
-from tests.gpu.alone import PartFailed
+import pytest
+import torch
+
+from nanolib.paths import checkout
+from nanolib.run.process import Died
+from tests.gpu.alone import send_part
 from tests.gpu.first_minutes import first_minutes
 from tests.gpu.parts import PARTS, Check
+from tests.processes import ended
 
-GPUS_SEEN = {"NVIDIA H200"}  # GPUs on which the tests of `make gpu` passed (docs/gpu.md)
+RIGHT = Check("the clock is right", "7 ms", True)
+DONE = {"broke": ""}
 
 
 def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes(tmp_path):
@@ -15,28 +22,40 @@ def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes
 
     def checks_of(name):
         for holds in (True, None):
-            yield Check("the clock is right", "7 ms", holds)
+            yield RIGHT._replace(holds=holds)
             part = json.loads(file.read_text())["parts"][-1]
             written.append((part["name"], len(part["checks"]), part["broke"]))
         if name == "clock":
-            raise PartFailed("stopped after 30 s")
-        yield 2.5
+            raise Died("the process was killed by SIGSEGV")
+        if name == "identity":
+            yield DONE
 
-    names = ["clock", "identity"]
+    names = ["clock", "energy", "identity"]
     assert not first_minutes(found, checks_of, names, file)
     assert written == [(name, count, "it was cut") for name in names for count in (1, 2)]
-    clock, identity = found["parts"]
-    assert clock["broke"] == "stopped after 30 s" and not identity["broke"]
-    assert identity["cpu_s"] == 2.5 and json.loads(file.read_text()) == found
+    ends = [part["broke"] for part in found["parts"]]
+    assert ends == ["the process was killed by SIGSEGV", "it was cut", ""]
+    assert json.loads(file.read_text()) == found
     # what a machine cannot show is no failure, and a part that runs again takes its own place
-    assert first_minutes(found, lambda name: [], ["clock"], file)
-    wrong = Check("the clock is right", "7 ms", False)
-    assert not first_minutes(found, lambda name: [wrong], ["clock"], file)
+    assert first_minutes(found, lambda name: [DONE], names[:2], file)
+    wrong = RIGHT._replace(holds=False)
+    assert not first_minutes(found, lambda name: [wrong, DONE], ["clock"], file)
 
 
-def test_the_page_of_what_was_seen_is_made_from_the_results():
-    assert page.DOCS.read_text() == page.markdown(page.results())
-    assert {*page.PATHS} == {*PARTS}
-    assert {one["gpu"] for one in page.results()} == GPUS_SEEN
-    readme = (page.ROOT / "README.md").read_text()
-    assert all(gpu in readme for gpu in GPUS_SEEN)
+def test_what_breaks_a_part_is_sent_after_its_checks(tmp_path, monkeypatch):
+    def checks(gpu):
+        yield RIGHT
+        raise ValueError("no such kernel\nand more")
+
+    sent = []
+    monkeypatch.setitem(PARTS, "clock", (checks, 30))
+    send_part(sent.append, "clock", tmp_path)
+    assert sent == [RIGHT, {"broke": "ValueError: no such kernel and more"}]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is one")
+def test_without_a_gpu_it_says_what_it_would_do():
+    done = ended(sys.executable, "-m", "tests.gpu.first_minutes", cwd=checkout())
+    assert done.returncode == 2 and "torch sees no NVIDIA GPU here" in done.stderr
+    assert all(f"  {name}: " in done.stderr for name in PARTS)

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-import torch
 
 from nanolib.experiments import doctor
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import Flag
 from nanolib.meters import ceilings
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, sampler
 from nanolib.models.attention.reference import relative_error
-from nanolib.run.peaks_case import CeilingCase, no_product
 
 
 class Stream:
@@ -118,7 +116,7 @@ def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(measured, reasons, 
     row = measured(0.01, 1.0, reasons=reasons)
     assert (Flag.THROTTLED in row.flags) == (words is not None)
     assert row.details.get("throttled_by") == words and row.method == "cuda_event"
-    state = {"clock_mhz": 1980, "clock_least_mhz": 1410, "power_w": 612, "temperature_c": 71}
+    state = {"clock_mhz": 1980, "power_w": 612, "temperature_c": 71}
     assert row.details.items() >= state.items()
 
 
@@ -142,7 +140,7 @@ def test_the_cache_is_overwritten_before_each_call_and_that_is_not_counted(monke
     assert clock.method == "perf_counter, cold cache"
 
 
-def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
+def test_the_last_level_cache_is_all_of_it(tmp_path):
     for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
         for level, size, of in [(2, "512K", cpu), (3, "16384K", shared)]:
             folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
@@ -152,11 +150,6 @@ def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
     assert clocks.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
     (tmp_path / "cpu0" / "cache" / "index2" / "size").unlink()  # some machines leave it out
     assert clocks.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
-    unknown = [clocks.last_level_bytes(*one) for one in (("cpu", tmp_path / "none"), ("mps",))]
-    assert unknown == [64 * 2**20] * 2
-    properties = SimpleNamespace(L2_cache_size=2**20)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
-    assert clocks.last_level_bytes("cuda:0") == 2**20
 
 
 def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(monkeypatch):
@@ -166,27 +159,9 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(mo
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, own=capability: own)
         cases = doctor.cases(doctor.Params(dtypes=["float32"]))
         assert [str(case) for case in cases] == [*own, "ceiling copy"]
-    assert "8.0" in no_product("tf32", "cuda") and "8.9" in no_product("fp8", "cuda")
-    assert "cpu has no tf32" in CeilingCase("cpu", "tf32", 1.0).unsupported()
 
 
 def test_the_product_of_8_bits_is_that_of_its_operands(monkeypatch):
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 128})
     a, b = ceilings._operands("cpu", "fp8")
     assert relative_error(ceilings._product(a, b, "fp8")(), a.float() @ b.float()) < 1e-2
-    assert ceilings.operand_bytes("cpu", "fp8") == 64**2 * (3 + 4)
-
-
-@pytest.mark.parametrize(("name", "precision"), [("float32", "ieee"), ("tf32", "tf32")])
-def test_products_are_in_tf32_while_they_are_timed(monkeypatch, name, precision):
-    products, seen = torch.backends.cuda.matmul, set()
-
-    def measured(call, *_, scope, **__):
-        seen.add(products.fp32_precision)
-        return Measurement("latency", 1.0, scope=scope)
-
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
-    monkeypatch.setattr(ceilings, "measure", measured)
-    before = products.fp32_precision
-    ceilings.measure_ceiling("cpu", name)
-    assert seen == {precision} and products.fp32_precision == before

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.meters.layers import overhead, recording
-from nanolib.meters.layers import profiler as layers
+from nanolib.meters.layers import overhead
 from nanolib.meters.time import clock as clocks
 from nanolib.meters.time import latency, ranks, sampler
 
@@ -21,7 +20,7 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (clocks, layers, recording, overhead, ranks):
+    for module in (clocks, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)
     return now
 
@@ -33,7 +32,10 @@ class FakeClock:
 
     def __init__(self, series, resolution=1e-6):
         *_, last = series = list(series)
-        self.series, self.resolution = itertools.chain(series, itertools.repeat(last)), resolution
+        self.series, self.resolution_ms = (
+            itertools.chain(series, itertools.repeat(last)),
+            resolution,
+        )
         self.asked = []
 
     def warm_up(self, phases):
@@ -47,9 +49,6 @@ class FakeClock:
                 phase()
             rows.append([next(self.series) for _ in phases])
         return rows
-
-    def resolution_ms(self):
-        return self.resolution
 
 
 @pytest.fixture

@@ -80,8 +80,6 @@ def _experts(x, offsets):
     [
         (lambda: _experts(torch.ones(8, 16), _OFFSETS), 2 * 8 * 16 * 8),
         (lambda: _experts(torch.ones(4, 8, 16), None), 4 * 2 * 8 * 16 * 8),
-        (lambda: torch.ones(3, 4) @ torch.ones(4), 24),
-        (lambda: torch.ones(4) @ torch.ones(4), 8),
         (lambda: torch._int_mm(*torch.ones(2, 32, 32, dtype=torch.int8)), 2 * 32**3),
         (
             lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()(
@@ -110,11 +108,12 @@ def test_operations_without_a_formula_are_named():
 
     def call():
         nn.LSTM(8, 8)(x)
+        x[0] @ x[0], x @ x[0]
         torch.lgamma(F.layer_norm(_scan(x) @ x, (8,))).softmax(-1)
 
     count = count_flops(call)
     assert count.kept == 2 * 8**3
-    names = "aten::mkldnn_rnn_layer, nanolib_test::scan"
+    names = "aten::dot, aten::mkldnn_rnn_layer, aten::mv, nanolib_test::scan"
     assert count.message == f"incomplete: there is no formula for {names}"
 
 

@@ -19,38 +19,29 @@ from nanolib.meters.interference import (
     load_between,
     watch_cpus,
 )
-from nanolib.paths import LAUNCH_VARIABLE
-from nanolib.run import process
+from nanolib.paths import FIRST_VARIABLE
 
 
-def _load(ours=0.0, periods=None, **spent):
-    zero = dict.fromkeys(interference._COUNTED, 0.0)
-    before = CpuTimes(zero, 50.0, {name: (10, 5) for name in periods or {}})
-    return load_between(before, CpuTimes(zero | spent, 50.0 + ours, periods or {}))
+def _load(ours=0.0, periods=0, throttled=0, idle=0.0, stolen=0.0, used=0.0):
+    spent = (used + idle + stolen, idle, stolen, ours, periods, throttled)
+    before = (70.0, 9.0, 1.0, 50.0, 10, 5)
+    return load_between(CpuTimes(*before), CpuTimes(*map(sum, zip(before, spent, strict=True))))
 
 
 @pytest.mark.parametrize(
     ("spent", "ours", "others", "stolen", "said"),
     [
-        ({"user": 21, "idle": 79}, 10, 0.11, 0, ["other processes use 11% of the CPUs"]),
+        ({"used": 21, "idle": 79}, 10, 0.11, 0, ["other processes use 11% of the CPUs"]),
         (
-            {"user": 1, "system": 1, "nice": 1, "irq": 1, "softirq": 1, "idle": 5},
-            1,
-            0.4,
-            0,
-            ["other processes use 40% of the CPUs"],
-        ),
-        ({"user": 2, "iowait": 4, "idle": 4}, 2, 0, 0, []),
-        (
-            {"user": 2, "steal": 3, "idle": 5},
+            {"used": 2, "stolen": 3, "idle": 5},
             2,
             0,
             0.3,
             ["a hypervisor takes 30% of the CPU time (steal)"],
         ),
-        ({"user": 2, "idle": 8}, 1, 0.1, 0, []),  # a tenth, and a fiftieth, do not disturb
-        ({"user": 1, "steal": 1, "idle": 48}, 1, 0, 0.02, []),
-        ({"user": 1, "idle": 9}, 5, 0, 0, []),  # of more than was counted nothing is left
+        ({"used": 2, "idle": 8}, 1, 0.1, 0, []),  # a tenth, and a fiftieth, do not disturb
+        ({"used": 1, "stolen": 1, "idle": 48}, 1, 0, 0.02, []),
+        ({"used": 1, "idle": 9}, 5, 0, 0, []),  # of more than was counted nothing is left
     ],
 )
 def test_what_others_used_is_what_was_neither_idle_nor_ours(spent, ours, others, stolen, said):
@@ -61,7 +52,7 @@ def test_what_others_used_is_what_was_neither_idle_nor_ours(spent, ours, others,
     assert (Flag.BUSY_MACHINE in load.flags) == (others + stolen > 0.1)
 
 
-@pytest.mark.parametrize("spent", [{"user": 0.25, "idle": 0.25}, {}])
+@pytest.mark.parametrize("spent", [{"used": 0.25, "idle": 0.25}, {}])
 def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_quiet(spent):
     load = _load(**spent)
     assert load.others is load.stolen is None
@@ -71,18 +62,19 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
 
 def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
     monkeypatch.setattr(interference, "cpu_quota", lambda: 0.5)
-    load = _load(1.0, {"a": (30, 15), "b": (10, 5)}, user=1.0, idle=3.0)
+    load = _load(1.0, periods=20, throttled=10, used=1.0, idle=3.0)
     assert (load.throttled, load.flags) == (0.5, (Flag.THROTTLED,))
     assert load.details() == {"others_share": 0.0, "throttled_by": "a CPU quota of 0.5 cores"}
-    assert not _load(1.0, {"a": (30, 7)}, user=1.0, idle=3.0).flags  # now and then
+    assert not _load(1.0, periods=20, throttled=2, used=1.0, idle=3.0).flags  # now and then
 
 
 _WORK = "import time\nwhile time.process_time() < 0.4: pass\n"
 
 
 def test_the_work_of_a_child_that_has_ended_is_ours_and_that_outside_the_tree_is_of_others(
-    tmp_path,
+    tmp_path, monkeypatch
 ):
+    monkeypatch.setenv(FIRST_VARIABLE, str(os.getpid()))
     done = tmp_path / "done"
     leave = "import os\nif os.fork(): os._exit(0)\nos.setsid()\n"
     start = cpu_times().ours
@@ -97,37 +89,37 @@ def test_the_work_of_a_child_that_has_ended_is_ours_and_that_outside_the_tree_is
     assert load.others > 0
 
 
-@pytest.mark.parametrize("place", ["", "here"])
-def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch, place):
-    """A notebook's kernel does only if nanolib started it."""
-
-    def started(by, *command):
-        return SimpleNamespace(
-            cmdline=lambda: [*command], parent=lambda: by, children=lambda recursive: []
-        )
-
-    nano = started(started(None, "sh"), "nano", "run")
-    kernel = started(nano, "python", "-m", "ipykernel_launcher")
-    worker = started(kernel, *process.python("x"))
+@pytest.mark.parametrize(("first", "place"), [(1, 1), (2, 2), (3, 0), (9, 0), (None, 0)])
+def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch, first, place):
+    """A shell starts nano, a kernel and a worker; a process that is no parent of the worker begins nothing."""
+    shell, nano, kernel = (
+        SimpleNamespace(pid=pid, children=lambda recursive: []) for pid in range(3)
+    )
+    parents = [kernel, nano, shell]
+    worker = SimpleNamespace(pid=3, children=lambda recursive: [], parents=lambda: parents)
     monkeypatch.setattr(psutil, "Process", lambda: worker)
-    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-    if place:
-        monkeypatch.setenv(LAUNCH_VARIABLE, place)
-    assert interference._family() == [nano if place else kernel]
+    monkeypatch.delenv(FIRST_VARIABLE, raising=False)
+    if first is not None:
+        monkeypatch.setenv(FIRST_VARIABLE, str(first))
+    assert interference._family() == [[worker, nano, kernel][place]]
+    assert os.environ[FIRST_VARIABLE] == str(first or 3)  # for the processes that the worker starts
 
 
 @pytest.mark.parametrize(
-    ("usable", "configured", "seconds"),
-    [({0}, 2, 1.0), ({1}, 2, 10.0), ({1}, 3, 11.0), ((), 2, 11.0)],
+    ("usable", "configured", "busy_s"),
+    [({0}, 2, 1.0), ({1}, 2, 15.0), ({1}, 3, 16.0), ((), 2, 16.0)],
 )
 def test_only_the_cpus_that_are_usable_count_unless_some_cpus_are_offline(
-    monkeypatch, usable, configured, seconds
+    monkeypatch, usable, configured, busy_s
 ):
-    every = [SimpleNamespace(user=1.0), SimpleNamespace(user=10.0)]
+    """Linux counts a guest's time in `user` too."""
+    every = [SimpleNamespace(user=1.0, guest=1.0, idle=2.0, steal=3.0)]
+    every.append(SimpleNamespace(user=10.0, softirq=5.0, iowait=4.0))
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: every)
     monkeypatch.setattr(interference, "usable_cpus", lambda: {*usable})
     monkeypatch.setattr(os, "sysconf", lambda _: configured)
-    assert cpu_times().everyone["user"] == seconds
+    found = cpu_times()
+    assert found.total - found.idle - found.stolen == busy_s
 
 
 def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):

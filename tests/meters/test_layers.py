@@ -4,7 +4,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
-from nanolib.meters.layers.operations import AttentionWatch, role_of, sampled_weights
+from nanolib.meters.layers.operations import (
+    AttentionWatch,
+    is_down_projection,
+    operation_name,
+    sampled_weights,
+)
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import STATISTICS, ProfilingConfig
 
@@ -36,11 +41,12 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(model, config):
 
     before = results()
     with LayerProfiler(model, config) as profiler:
-        within = [results(), results()]  # one looks at numbers, torch's profiler records the other
+        # one looks at numbers, torch's profiler records the next, and the third is timed
+        within = [results() for _ in range(3)]
     for found in (*within, results()):
         assert all(torch.equal(a, b) for a, b in zip(before, found, strict=True))
     assert _is_as_before(model)
-    assert profiler.results()[1].calls_ms or profiler.results()[1].passes  # what was seen stays
+    assert profiler.results()[1].calls_ms  # what was seen stays
 
 
 @torch.inference_mode()
@@ -50,28 +56,28 @@ def test_everything_is_put_back_when_the_model_raises_and_a_later_call_is_seen(m
             model(torch.zeros(1, 65, dtype=torch.int64))
         model(IDS)
         model(IDS)
-    assert len(profiler.results()[1].passes) == 1
+    assert profiler.results()[1].passes == 1
     with pytest.raises(BadInput), LayerProfiler(model, EACH):
         model(torch.zeros(1, 65, dtype=torch.int64))
     assert _is_as_before(model)
 
 
 @torch.inference_mode()
-def test_standard_times_every_module_and_summarizes_now_and_then(model):
+def test_standard_times_every_module_or_summarizes_in_turn_now_and_then(model):
     """A large output by every second element, and the largest of all."""
-    config = ProfilingConfig.custom(every_kth_token=3, every_nth_layer=2, near_zero=0.05)
+    config = ProfilingConfig.custom(every_kth_token=2, near_zero=0.05)
     outputs = []
     model.blocks[2].mlp.down.register_forward_hook(lambda m, i, out: outputs.append(out))
     with LayerProfiler(model, config) as profiler:
-        for length in (16, 5, 5, 64, 5, 5, 64):
+        for length in (16, 5, 5, 5, 64, 5, 5):
             model(LONG[:, :length])
     found = {row.name: row for row in profiler.results()}
     assert found["rope"].inside == "blocks.0.attention"
-    assert "blocks.1.mlp.down" not in found and found["blocks.1"].kind == "block"
+    assert found["blocks.1"].kind == "block"
     down = found["blocks.2.mlp.down"]
-    assert (len(down.calls_ms), len(found["blocks.2"].calls_ms)) == (3, 7)
+    assert (len(down.calls_ms), len(found["blocks.2"].calls_ms)) == (2, 5)
     assert {*down.values} == {*STATISTICS}
-    for at, x in enumerate(outputs[::3]):
+    for at, x in enumerate(outputs[::4]):
         part = x.flatten()[:: 1 if x.numel() <= 2048 else 2]
         near_zero = (part.abs() < 0.05).float().mean()
         expected = [part.abs().mean(), part.std(), x.abs().max(), near_zero]
@@ -81,25 +87,19 @@ def test_standard_times_every_module_and_summarizes_now_and_then(model):
 
 @torch.inference_mode()
 def test_deep_statistics_are_those_of_the_models_own_attention(model):
-    seen, inputs = [], {}
-    for name in ("mlp.down", "mlp_norm", "attention_norm"):
-        note = lambda m, args, out, name=name: inputs.update({name: (args[0], out)})  # noqa: E731
-        model.blocks[0].get_submodule(name).register_forward_hook(note)
+    seen, inputs = [], []
+    down = model.blocks[0].mlp.down
+    down.register_forward_hook(lambda m, given, out: inputs.append(given[0]))
     config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
     with AttentionWatch(seen.append), LayerProfiler(model, config) as profiler:
         model(IDS)
     layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
-    p, kept = sampled_weights(seen[0])
-    ratios = [
-        out.var(-1).mean() / x.var(-1).mean()
-        for x, out in (inputs["attention_norm"], inputs["mlp_norm"])
-    ]
+    p = sampled_weights(seen[0])
     expected = {
         "attention_entropy": torch.special.entr(p).sum(-1).mean(),
         "attention_max_weight": p.amax(-1).mean(),
-        "attention_sparsity": (p[kept] < 0.08).float().mean(),  # the masked half is not in it
-        "mlp_kill_ratio": (inputs["mlp.down"][0].abs() < 0.08).double().mean(),
-        "norm_variance_ratio": sum(ratios) / 2,
+        "attention_sparsity": (p[p > 0] < 0.08).float().mean(),  # the masked half is not in it
+        "mlp_kill_ratio": (inputs[0].abs() < 0.08).double().mean(),
     }
     assert 0 < expected["attention_sparsity"] < 1
     for name, value in expected.items():
@@ -131,52 +131,46 @@ def test_weights_looked_at_are_those_of_the_fused_kernel(q_len, kv_len, argument
     seen = []
     with AttentionWatch(seen.append):
         out = scaled_dot_product_attention(q, k, v, **arguments, enable_gqa=True)
-    weights, kept = sampled_weights(seen[0])
+    weights = sampled_weights(seen[0])
     found = weights @ v.repeat_interleave(2, dim=1)
     torch.testing.assert_close(found, out[:, :, ::sampled], atol=1e-6, rtol=1e-5)
     if "is_causal" in arguments:
-        assert torch.equal(kept[0, 0], torch.ones(q_len, q_len, dtype=torch.bool).tril()[::sampled])
+        kept = torch.ones(q_len, q_len, dtype=torch.bool).tril()[::sampled]
+        assert torch.equal(weights[0, 0] > 0, kept)
 
 
 @torch.inference_mode()
 def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
     fields = {"deep_profiling": True, "every_kth_token": 2, "preallocate_metrics": 1}
     with LayerProfiler(model, **fields) as profiler:
-        for _ in range(5):
+        for _ in range(7):
             model(IDS)
     found = {row.name or "model": row for row in profiler.results()}
     tables = profiler.trace.rows
     ns = {(call, name): ns for call, name, ns in tables["layers"]}
     assert {name for _, name in ns} == set(found)
     plain = [round(1e6 * ms) for ms in found["blocks.1"].calls_ms]
-    assert [ns[call, "blocks.1"] for call in (0, 1, 3, 4)] == plain
+    # 0 and 6 look, and 2 is recorded by torch's profiler
+    assert [ns[call, "blocks.1"] for call in (1, 3, 4, 5)] == plain
     assert {call for call, *_ in tables["ops"]} == {2}
     seen = {(call, *names): value for call, *names, value in tables["statistics"]}
-    deviations = [seen[call, "blocks.1.mlp.down", "sd"] for call in (0, 4)]
+    deviations = [seen[call, "blocks.1.mlp.down", "sd"] for call in (0, 6)]
     assert deviations == found["blocks.1.mlp.down"].values["sd"]
 
 
-ROLES = {
-    "h.0.attn.c_attn": "qkv_proj",
-    "h.0.attn.c_proj": "out_proj",
-    "h.0.mlp.c_fc": "up",
-    "h.0.mlp.c_proj": "down",
-    "h.0.mlp.act": "activation",
-    "wte": "embedding",
-    "layers.0.self_attn.k_proj": "k_proj",
-    "layers.0.self_attn.o_proj": "out_proj",
-    "layers.0.mlp.gate_proj": "gate",
-    "layers.0.mlp.up_proj": "up",
-    "layers.0.mlp.down_proj": "down",
-    "layers.0.mlp.act_fn": "activation",
-    "layer.0.attention.self.query": "q_proj",
-    "layer.0.attention.output.dense": "out_proj",
-    "layer.0.intermediate.dense": "up",
-    "layer.0.output.dense": "down",
-    "lm_head": "head",
+NAMES = {
+    "h.0.attn.c_proj": "attn.c_proj",
+    "h.0.mlp.c_proj": "mlp.c_proj",
+    "layers.0.mlp.down_proj": "down_proj",
+    "layer.0.attention.output.dense": "attention.output.dense",
+    "layer.0.output.dense": "output.dense",
+    "blocks.0.mlp.down": "down",
+    "lm_head": "lm_head",
 }
 
 
-@pytest.mark.parametrize(("name", "role"), ROLES.items())
-def test_modules_of_gpt_2_llama_and_bert_have_the_roles_of_our_own(name, role):
-    assert role_of(f"model.{name}", torch.nn.Identity()) == role
+@pytest.mark.parametrize(("path", "name"), NAMES.items())
+def test_operations_have_the_names_of_the_modules_of_gpt_2_llama_and_bert(path, name):
+    assert operation_name(f"model.{path}", torch.nn.Identity()) == name
+    is_down = name in ("mlp.c_proj", "down_proj", "output.dense", "down")
+    assert is_down_projection(f"model.{path}") == is_down

@@ -159,6 +159,13 @@ def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
     assert (machine.cpu_quota(), machine.usable_cores()) == (quota, cores)
 
 
+def test_the_smallest_quota_says_how_often_it_paused_this_process(grouped):
+    files = {"a/cpu.max": "100000 100000", "a/cpu.stat": "nr_periods 30\nnr_throttled 7"}
+    files |= {"a/b/cpu.max": "400000 100000", "a/b/cpu.stat": "nr_periods 9"}
+    grouped(V2, "/a/b", files)
+    assert machine.quota_periods() == (30, 7)
+
+
 @pytest.mark.parametrize(
     ("version", "path", "files"),
     [
@@ -205,7 +212,7 @@ def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, t
     assert this_machine().ram_gib == 32
     monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
     assert machine.usable_cores() == 8
-    assert machine.memory_limits() == [] and machine.throttled_periods() == {}
+    assert machine.memory_limits() == [] and machine.quota_periods() == (0, 0)
 
 
 @pytest.mark.parametrize(("asked", "within"), [(None, 2), ("4", 4)])

@@ -68,46 +68,41 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, er
 
 
 @pytest.mark.parametrize(
-    ("name", "major", "period_s", "joules", "watts"),
+    ("works", "name", "joules", "watts"),
     [
-        ("nvml_counter", 9, 0.1, 5, math.nan),
-        ("nvml_power_instant", 9, 0.1, math.nan, 80),
-        ("nvml_power", 7, 0.1, math.nan, 70),
-        ("nvml_power", 8, 1.0, math.nan, 70),  # newer ones give means of a second
+        ({"counter", "present"}, "nvml_counter", 5, math.nan),
+        ({"present"}, "nvml_power", math.nan, 80),
+        (set(), "nvml_power", math.nan, 70),
     ],
 )
 def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
-    tmp_path, name, major, period_s, joules, watts
+    tmp_path, works, name, joules, watts
 ):
-    """The driver of two GPUs, of which it refuses to read the first."""
-    answers = {name, "nvml_power"}  # ways in which it answers
-
-    def asked(way, value):
-        return value if way in answers else _refuse()
+    """And if it has no power of the moment, that of the last second."""
 
     def fields(gpu, numbers):
         assert numbers == [186]
-        value = SimpleNamespace(uiVal=80_000 if "nvml_power_instant" in answers else 0)
-        return [SimpleNamespace(nvmlReturn=0 if answers else 3, value=value)]
+        value = SimpleNamespace(uiVal=80_000 if "present" in works else 0)
+        return [SimpleNamespace(nvmlReturn=0, value=value)]
 
     nvml = SimpleNamespace(
         NVMLError=_Refused,
         NVML_FI_DEV_POWER_INSTANT=186,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda index: index or _refuse(),
-        nvmlDeviceGetCudaComputeCapability=lambda gpu: (major, 0),
-        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000),
+        nvmlDeviceGetHandleByIndex=lambda index: _refuse() if index else "a",
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 5000 if "counter" in works else _refuse(),
         nvmlDeviceGetFieldValues=fields,
-        nvmlDeviceGetPowerUsage=lambda gpu: asked("nvml_power", 70000),
+        nvmlDeviceGetPowerUsage=lambda gpu: 70_000,
     )
     found = find_sources(tmp_path, nvml)
-    assert found.missing["NVIDIA (NVML)"].startswith("gpu 0 reports neither energy nor power")
+    assert found.missing["NVIDIA (NVML)"].startswith("gpu 1 reports neither energy nor power")
     (source,) = found.sources
-    assert (source.name, source.of, source.period_s) == (name, "gpu 1", period_s)
+    assert (source.name, source.of, source.period_s) == (name, "gpu 0", 0.1)
     reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
-    answers.clear()
+    nvml.nvmlDeviceGetTotalEnergyConsumption = nvml.nvmlDeviceGetPowerUsage = _refuse
+    nvml.nvmlDeviceGetFieldValues = _refuse
     lost = source.read()
     assert math.isnan(lost.joules) and math.isnan(lost.watts)
 
@@ -130,7 +125,6 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
             math.nan,
             250.0,
         ),
-        ({}, {"current_socket_power": 300}, "amdsmi_power", math.nan, 300.0),
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):

@@ -107,8 +107,8 @@ def test_each_has_its_own_rule_and_budget_and_what_has_enough_takes_no_more(begu
 @pytest.mark.parametrize(
     ("rounds", "busy", "n"),
     [
-        *((30, 0, 30), (30, 10, 20), (30, 11, 30), (30, 30, 30)),
-        *((8, 2, 6), (12, 3, 9), (7, 2, 7), (12, 4, 12), (6, 0, 6)),
+        *((30, 0, 30), (30, 10, 20), (30, 11, 30)),
+        *((8, 2, 6), (12, 3, 9), (7, 2, 7), (12, 4, 12)),
     ],
 )
 def test_rounds_that_met_others_are_left_out_if_enough_clean_ones_remain(rounds, busy, n):
@@ -129,19 +129,21 @@ def test_rounds_that_met_others_are_left_out_if_enough_clean_ones_remain(rounds,
     assert speed_up_row(found[:5], "a", "b") is None
 
 
-def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, monkeypatch):
+@pytest.mark.parametrize(
+    ("watch_s", "first_busy", "busy"),
+    # a reading every third round, of which the last one is as long as five, and one for all
+    [(0.05, 1, [3, 4, 5, 9, 10, 11, 15, 16, 17, 18, 19]), (1e9, 0, [*range(20)])],
+)
+def test_rounds_are_labeled_by_the_load_of_their_time(
+    begun, monkeypatch, watch_s, first_busy, busy
+):
+    """A round takes 20 ms, and every other reading finds others at work."""
     samplers, _ = begun({"a": [10.0], "b": [10.0]})
-    monkeypatch.setattr(turns, "_LABEL_S", 0.0)
-    told = itertools.chain([None, None, 0.5, None, None, 0.0] * 3, itertools.repeat(None))
-    loads = (CpuLoad(others=share, stolen=0.0) for share in told)
-    monkeypatch.setattr(turns, "load_between", lambda before, after: next(loads))
-    busy = [one.is_busy for one in take_turns(samplers, seed=0)]
-    assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before
-
-
-def test_the_last_rounds_are_labeled_though_they_were_short(begun, monkeypatch):
-    monkeypatch.setattr(turns, "_LABEL_S", 1e9)
-    loads = iter([CpuLoad(others=0.9, stolen=0.0)])  # one reading for all rounds
-    monkeypatch.setattr(turns, "load_between", lambda *_: next(loads))
-    samplers, _ = begun({"a": [10.0], "b": [12.0]})
-    assert all(one.is_busy for one in take_turns(samplers, seed=0))
+    monkeypatch.setattr(turns.time, "monotonic", lambda: _Clock.now)
+    monkeypatch.setattr(turns, "shortest_watch_s", lambda: watch_s)
+    readings = itertools.count()
+    monkeypatch.setattr(turns, "cpu_times", lambda: next(readings))
+    load = lambda before, after: CpuLoad(others=float(before % 2 == first_busy), stolen=0.0)  # noqa: E731
+    monkeypatch.setattr(turns, "load_between", load)
+    rounds = take_turns(samplers, seed=0)
+    assert [at for at, one in enumerate(rounds) if one.is_busy] == busy

@@ -6,10 +6,8 @@ import re
 from typing import Literal, get_args, get_origin
 
 import nbformat
-from nbformat.v4 import new_code_cell, new_markdown_cell
-from nbformat.v4 import new_notebook as new_notebook_of
 
-from nanolib.experiments import ALL, sections
+from nanolib.experiments import ALL
 from nanolib.paths import checkout
 
 
@@ -67,49 +65,10 @@ def _literal(value):
     return json.dumps(value) if isinstance(value, str) else repr(value).replace("'", '"')
 
 
-def new_notebook(name, section):
-    """A notebook as the others are laid out, for an experiment that has none yet."""
-    setup = f"""from nanolib.experiments.{name} import cases as experiment
-from nanolib.experiments.{name} import view
-from nanolib.experiments.explore import explore
-from nanolib.report import display, renderer
-from nanolib.run import sweep
-from nanolib.run.dry_run import prediction_table
-
-renderer.enable()
-params = experiment.Params.collect(globals())"""
-    prediction = "display.Table(prediction_table(experiment, params))"
-    cells = [
-        new_markdown_cell(f"# {section.question}"),
-        new_code_cell("", metadata={"tags": ["parameters"]}),
-        new_code_cell(setup, metadata={"jupyter": {"source_hidden": True}}),
-        new_markdown_cell("## Prediction and measurement"),
-        new_code_cell(f"# NBVAL_CHECK_OUTPUT\n{prediction}"),
-        new_code_cell(
-            "run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"
-        ),
-        new_markdown_cell("## Conclusions"),
-    ]
-    charts = (f'view.SECTION.charts["{chart}"](rows)' for chart in section.charts)
-    lines, tables = (
-        "display.Lines(view.SECTION.verdict(rows))",
-        "display.Tables(view.SECTION, rows)",
-    )
-    controls = "explore(experiment, params, rows)"
-    cells += map(new_code_cell, (lines, *charts, tables, controls, "print(run.finish())"))
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return new_notebook_of(cells=cells, metadata=kernel)
-
-
 if __name__ == "__main__":
-    shown = {section.experiment: section for section in sections()}
     for name, load in ALL.items():
         path = checkout() / "notebooks" / f"{name}.ipynb"
-        notebook = (
-            nbformat.read(path, as_version=4) if path.exists() else new_notebook(name, shown[name])
-        )
-        cell = next(
-            cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])
-        )
+        notebook = nbformat.read(path, as_version=4)
+        cell = next(one for one in notebook.cells if "parameters" in one.metadata.get("tags", []))
         cell.source = cell_of(load().Params)
         nbformat.write(notebook, path)

@@ -71,15 +71,9 @@ def test_the_parameters_are_those_of_the_experiment_typed_and_explained(name):
         assert re.fullmatch(r'    "\w+": [^=]*,  # [^=]{5,}', line), line
 
 
-@pytest.mark.parametrize("suite", ["quick", "full"])
-@every_notebook
-def test_every_suite_has_a_params_file_that_fits(suite, name):
-    values = read_yaml(checkout() / "params" / suite / f"{name}.yml")
-    assert set(values) <= {*_params(name).MAIN, "settings"}  # papermill warns of other names
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
     """Other parameters have papermill's value from the cell, and nano's from `Params`."""
     name, values = file.stem.split("-")[0], read_yaml(file)
+    assert {*values} <= {*_params(name).MAIN, "settings"}  # papermill warns of other names
     assert _params(name).collect(_parameters(name)[1] | values) == _params(name)(**values)

@@ -1,14 +1,9 @@
 """Parameters that a notebook's cell does not declare are in `settings`, or have their own name."""
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
-from nanolib.params import StrictModel
 from nanolib.run.jobs import plan
 
 Params = ALL["model"]().Params
@@ -48,20 +43,3 @@ def test_a_wrong_setting_is_one_line(settings, complaint):
             take({"settings": settings})
         (line,) = error.value.lines
         assert line.startswith(complaint)
-
-
-def test_a_notebook_that_declares_all_of_its_parameters_has_no_settings(tmp_path, monkeypatch):
-    class All(StrictModel):
-        size: int = 1
-
-    assert All.collect({"size": 2, "settings": "a variable of the notebook"}) == All(size=2)
-    assert All.nested({"size": 2}) == {"size": 2}
-    for folder in ("notebooks", "params/quick"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "params" / "quick" / "all.yml").touch()
-    cell = {"metadata": {"tags": ["parameters"]}, "source": ["size: int = 1  # how large"]}
-    (tmp_path / "notebooks" / "all.ipynb").write_text(json.dumps({"cells": [cell]}))
-    monkeypatch.chdir(tmp_path)
-    ended = CliRunner().invoke(main, ["run", "all", "--help"])
-    assert ended.exit_code == 0 and "size: int = 1" in ended.output
-    assert "settings" not in ended.output

@@ -119,14 +119,6 @@ def test_each_run_is_named_where_there_are_several(say):
     ]
 
 
-def test_an_attention_whose_work_is_dense_has_no_mask_and_is_compared(say):
-    """A kind of one's own, as docs/recipes.md adds it."""
-    chunked = attention_case("chunked (16)", 4, 5, 6, sparsity=0.0)
-    lines = say("attention", [attention_case("dense", 9, 10, 11), chunked])
-    assert "chunked (16) is faster than dense at 64 tokens" in lines[0]
-    assert not any("The mask of" in line for line in lines)
-
-
 def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say, measured):
     cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (64, 128, 256)]
     nothing = [attention_case("window", 4, 5, 6, sparsity=0.0, seq_len=n) for n in (128, 64)]

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from nanolib.experiments.energy.view import energy_table
+from nanolib.experiments.energy.tables import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from tests.report.cases import DECODE
 from tests.report.rows import interval, points

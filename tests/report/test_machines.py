@@ -41,7 +41,7 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     every, runs = both.shown(ids)
     newest = overview.newest_machine(every, runs)
     assert set(newest["experiment"]) == set(every["experiment"]) == {"warmup", "fp8"}
-    newer = runs.assign(started=runs["started"].where(runs["machine_id"] != OTHER, "2999"))
+    newer = runs.sort_values("machine_id", key=lambda ids: ids == OTHER)
     assert set(overview.newest_machine(every, newer)["machine_id"]) == {OTHER}
     page = build(both, ids, tmp_path, SECTIONS, pictures=False)
     text = page.read_text()

@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import exact
-from tests.report.cases import inference, model_case, timed, warmup_process
+from tests.report.cases import inference, model_case, warmup_process
 from tests.report.rows import points
 from tests.shown import CHARTS, VERDICTS
 
@@ -66,9 +66,3 @@ def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
         "and decode: logits differ by at most 12 ULP."
     )
     assert found == [said] * (agreement < 1)
-
-
-def test_a_peak_that_was_not_measured_is_left_out(say):
-    step = model_case("training", [timed("training_step", 1, 2, 3)])
-    (line,) = say("model", [inference(), step])
-    assert "a training step 2.00 ms" in line and "training peaks" not in line

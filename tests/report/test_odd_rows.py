@@ -1,37 +1,16 @@
-"""Runs that are unlike the notebook's own: cases that all failed, one length, several shapes, wide axes."""
+"""Runs that are unlike the notebook's own: a case that failed, one length, several shapes, options."""
 
 import itertools
 import math
 
-import pandas as pd
 import pytest
 
-from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.attention.cases import kind_name
 from nanolib.measurement import Status
-from nanolib.report.overview import explain_missing, why_empty
+from nanolib.report.overview import why_empty
 from tests.report.cases import SHAPE, attention_case
-from tests.report.rows import ended
+from tests.report.rows import ended, points
 from tests.shown import CHARTS
-
-
-def _failed(*endings):
-    """Cases of attention that have no result, by their status and message."""
-    return [(SHAPE | {"name": f"own {at}"}, [ended(*one)]) for at, one in enumerate(endings)]
-
-
-def test_the_first_failure_is_the_reason_in_the_conclusion_and_the_charts(say, measured):
-    why = "unsupported: flash-attn is not installed"
-    cases = _failed(
-        (Status.UNSUPPORTED, "flash-attn is not installed"), (Status.ERROR, "ValueError: odd")
-    )
-    assert say("attention", cases) == [f"Attention was not measured: {why}."]
-    rows = measured("attention", cases)
-    for name in ("attention_speed_up", "attention_latency"):
-        assert CHARTS[name](rows).to_dict()["usermeta"]["empty"] == why
-    quality = CHARTS["attention_quality"](rows).to_dict()["usermeta"]["empty"]
-    assert quality == "the loss was not measured; set quality_attentions"
-    (nothing,) = explain_missing(rows, "warmup", "Warm-up")
-    assert str(nothing) == "Warm-up was not measured. Next: run nano run quick warmup."
 
 
 def test_a_remedy_stands_only_where_no_case_failed(measured):
@@ -40,7 +19,7 @@ def test_a_remedy_stands_only_where_no_case_failed(measured):
     assert why_empty(rows, "attention", "set backward") == "set backward"
     assert why_empty(rows, "attention") == "no case has this result"
     assert why_empty(rows, "model").endswith("run: nano run quick model")
-    rows = measured("attention", [dense, *_failed((Status.OOM, ""))])
+    rows = measured("attention", [dense, (SHAPE | {"name": "own"}, [ended(Status.OOM)])])
     assert why_empty(rows, "attention", "set backward") == "oom"
 
 
@@ -58,13 +37,6 @@ def test_ones_own_attention_is_told_before_what_was_not_measured(say):
 SHAPES = list(itertools.product((1, 4), ("float32", "bfloat16")))
 
 
-def _drawn(rows, name):
-    """The title and subtitle of a chart, and the points or parts of bars that it draws."""
-    spec = CHARTS[name](rows).to_dict()
-    points = [line for data in spec["datasets"].values() for line in data if "series" in line]
-    return spec["title"], pd.DataFrame(points)
-
-
 @pytest.mark.parametrize("lengths", [(64,), (64, 128)])
 def test_shapes_have_series_of_their_own_and_a_single_length_is_said(measured, lengths):
     cases = []
@@ -74,15 +46,16 @@ def test_shapes_have_series_of_their_own_and_a_single_length_is_said(measured, l
         cases.append(attention_case("window 32", 4, 5, 6, tiles=0.9, **shape))
     rows = measured("attention", cases)
     for name in ("attention_speed_up", "attention_latency"):
-        title, points = _drawn(rows, name)
-        assert not points.duplicated(["series", "x"]).any()
-        one = len(lengths) == 1
-        assert ("Sequence length (tokens): 64." in title["subtitle"]) == one
-        assert ("Dashed: " in str(title)) != one and ("Tick: " in str(title)) == one
+        chart = CHARTS[name](rows)
+        drawn = points(chart, "series", "x")
+        assert len(drawn) == len({*drawn})
+        one, words = len(lengths) == 1, chart.title.subtitle
+        assert ("Sequence length (tokens): 64." in words) == one
+        assert ("Dashed: " in str(words)) != one and ("Tick: " in str(words)) == one
 
 
 def test_the_options_that_are_given_are_part_of_a_name():
     options = {"pattern": "window", "window": 32, "seed": 0, "block_size": 16}
-    assert attention.kind_name("sparse", options) == "window 32 seed=0 block_size=16"
+    assert kind_name("sparse", options) == "window 32 seed=0 block_size=16"
     options = {"pattern": "random", "sparsity": 0.9, "block_size": 16}
-    assert attention.kind_name("flex", options) == "flex random s=0.9 block_size=16"
+    assert kind_name("flex", options) == "flex random s=0.9 block_size=16"

@@ -49,14 +49,6 @@ def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
     assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
 
 
-def test_a_missing_profile_is_explained_by_the_failure_or_by_its_parameter(measured):
-    case = {"name": "tiny", "phase": "decode"}
-    rows = measured("energy", _failed([(case, [])], "no sensor"))
-    assert "no sensor" in _empty("operation_breakdown", rows)
-    rows = measured("energy", [(case, [ended(Status.OK, "")])])
-    assert _empty("operation_breakdown", rows).endswith("set profiling to [deep]")
-
-
 def test_an_empty_table_does_not_speak_of_a_measurement():
     empty = Table(pd.DataFrame())
     assert str(empty) == "The table is empty." and "The table is empty." in empty._repr_html_()

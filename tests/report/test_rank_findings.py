@@ -3,10 +3,8 @@
 import pytest
 
 from nanolib.experiments.distributed.launch import Launch
-from nanolib.experiments.distributed.view import SECTION
-from nanolib.measurement import Flag, Status
 from tests.report.cases import CORES, decode_cases, rank_case
-from tests.report.rows import ended, points
+from tests.report.rows import points
 from tests.shown import CHARTS
 
 FUSED = {"fused": (8, 9, 9.5)}
@@ -48,15 +46,6 @@ def test_whether_ranks_help_is_the_first_finding(say, alone, said):
     assert first.startswith(f"float32: {said}")
 
 
-def test_the_parts_of_a_token_are_listed_without_an_order(say):
-    parts = [(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)]
-    line = say("distributed", [rank_case("fused", (8, 9, 9.5), parts)])[1]
-    assert line == (
-        "float32: A decoded token at 4,096 keys on 4 ranks has three parts: compute 1.50 ms "
-        "[1.00 … 1.90], wait 1.00 ms [0.300 … 1.60], communication 3.00 ms [1.70 … 4.00]."
-    )
-
-
 @pytest.mark.parametrize(
     ("cases", "why"),
     [
@@ -73,25 +62,6 @@ def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, cases, why):
     assert line.startswith(f"{text}: {why}") and "fastest" not in line
 
 
-def test_prefill_is_compared_with_one_rank_too(say):
-    times = {"dense": (9, 10, 11), "ring": (4.9, 5, 5.1)}
-    cases = [rank_case(name, ends, world=2, phase="training") for name, ends in times.items()]
-    assert say("distributed", cases)[0].startswith(
-        "float32: Prefill of 4,096 tokens (training) is faster on 2 ranks than on one: the"
-    )
-
-
-def test_two_dtypes_have_lines_and_panels_of_their_own(measured):
-    cases = [*decode_cases(FUSED, dtype="float32"), *decode_cases(FUSED, dtype="bfloat16")]
-    rows = measured("distributed", cases)
-    table = SECTION.tables["Decoding"].readable(rows)
-    assert set(table["Ranks, dtype"]) == {"4, float32", "4, bfloat16"}
-    assert {panel for (panel,) in points(CHARTS["decode_scaling"](rows), "panel")} == {
-        "seq len 4,096, float32",
-        "seq len 4,096, bfloat16",
-    }
-
-
 def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
     """The calls of two ranks, of which the second is slower."""
     fast = {"comp_shard_kv": 1.0, "comm_sum_num": 2.0, "wait": 3.0}
@@ -104,15 +74,3 @@ def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
         ("sum num", "communication", 4.0),
         ("wait", "wait", 6.0),
     ]
-
-
-def test_timings_of_a_busy_machine_are_hollow(measured):
-    for flags, sure in (((), True), ((Flag.BUSY_MACHINE,), False)):
-        rows = measured("distributed", decode_cases(FUSED, flags=flags))
-        assert points(CHARTS["decode_scaling"](rows), "sure") == [(sure,)]
-
-
-def test_without_a_result_across_ranks_the_conclusion_has_the_reason(say):
-    shape, _ = rank_case("fused", (8, 9, 9.5))
-    (line,) = say("distributed", [(shape, [ended(Status.ERROR, "no port")])])
-    assert line.endswith("was not measured: error: no port.")

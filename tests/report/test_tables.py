@@ -4,21 +4,9 @@ import math
 
 import pandas as pd
 
-from nanolib.experiments.fp8.tables import speed_table
 from nanolib.measurement import Flag, Status
 from nanolib.report import overview, tables
-from tests.report.cases import fp8_case
 from tests.report.rows import SIZES, ended, interval
-
-
-def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run(measured):
-    fast = fp8_case(700, "fp8_rowwise", 2, 3, 4)
-    first = [fp8_case(700, "bfloat16", 8, 9, 12), fast]
-    second = [fast, fp8_case(700, "bfloat16", 17, 18, 24, compiled=False)]
-    table = speed_table(measured("fp8", first, second))
-    assert table["speed_up"].notna().sum() == 1
-    ends = table.loc[1, ["speed_up_low", "speed_up", "speed_up_high", "parameters"]]
-    assert list(ends) == [2, 3, 6, 700]
 
 
 def test_cases_that_failed_and_flags_are_counted(measured):

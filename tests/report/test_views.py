@@ -6,7 +6,7 @@ from nanolib.cli.run import _conclude
 from nanolib.measurement import Provenance, exact
 from nanolib.store import Store
 from tests.features import results
-from tests.report.cases import rank_case, warmup_process
+from tests.report.cases import warmup_process
 from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
 
@@ -35,25 +35,6 @@ def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(mea
     assert points(chart, "series", "x", "y", "pred") == [
         *(("dense, 1 rank", n, None, 0.5) for n in (64, 128)),
         *(("ring, 4 ranks", n, 2.0, 1.0) for n in (64, 128)),
-    ]
-
-
-def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measured(measured):
-    cases = []
-    for world, ms in ((2, 9), (4, 6)):
-        shape, found = rank_case("ring", (ms - 1, ms, ms + 1), world=world)
-        for more in (8, 16):
-            rest = {"provenance": Provenance.MODELLED, "scope": f"decode at {more} ranks"}
-            details = {"world_size": more}
-            found.append(exact("latency", world + 1.0 / more, details=details, **rest))
-        cases.append((shape, found))
-    cases.append(rank_case("dense", (11, 12, 13)))
-    chart = CHARTS["decode_scaling"](measured("distributed", cases))
-    assert points(chart, "series", "x", "y", "pred") == [
-        ("ring", 2, 9, None),
-        ("ring", 4, 6, 6),
-        ("dense", 1, 12, None),
-        *(("ring", more, None, 4 + 1 / more) for more in (8, 16)),
     ]
 
 

@@ -8,9 +8,9 @@ import torch
 
 from nanolib.run import case as cases
 from nanolib.run import memory_plan
-from nanolib.run.case import Plan, RanksCase, compile_row, oversubscribed
+from nanolib.run.case import Plan, RanksCase, oversubscribed
 from nanolib.run.dry_run import dry_run_table, prediction_table
-from nanolib.run.peaks_case import ceiling_cases, roofline_ms
+from nanolib.run.peaks_case import roofline_ms
 from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
 
@@ -52,10 +52,6 @@ def test_ranks_share_once_they_need_more_than_there_is(
     assert oversubscribed(device, ranks, threads) == too_many
 
 
-def test_compiling_is_what_the_first_call_takes_longer_and_never_less_than_nothing():
-    assert [compile_row(*ms).estimate for ms in ((70.0, 20.0), (20.0, 70.0))] == [50.0, 0.0]
-
-
 @dataclass(frozen=True)
 class _Sized(sample.SampleCase):
     """A case with formulas, which runs a user's code if its behavior is `own`."""
@@ -68,26 +64,25 @@ class _Sized(sample.SampleCase):
         return "no such unit" if self.behavior == "unsupported" else ""
 
     def plan(self):
-        return Plan() if self.behavior == "unknown" else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
+        return (
+            Plan(reason="why")
+            if self.behavior == "unknown"
+            else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
+        )
 
     def predict(self, ceilings=None):
-        if self.behavior == "own":
-            return {}
-        timed = {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)} if ceilings else {}
-        return {"flops": 6e9, "bytes": 5.0 * MIB, "kept_share": "half", **timed}
+        rest = {"bytes": 5.0 * MIB, "weight_memory": 7.0, "kept_share": "half"}
+        return rest | {"latency": roofline_ms(6e9, 1e6, "float32", ceilings)}
 
 
 RATES = {name: Interval(rate, rate, rate) for name, rate in (("float32", 2e9), ("copy", 1e6))}
 
 
-def test_a_dry_run_has_the_predictions_with_their_units_and_no_line_without_any():
-    every = [_Sized("cpu", name) for name in ("ok", "own")]
-    experiment = SimpleNamespace(cases=lambda _: every)
-    table = prediction_table(experiment, sample.Params(), RATES)
-    common = {"flops (FLOP)": "6,000,000,000", "bytes (MiB)": "5", "kept share": "half"}
-    common["latency (ms)"] = "3,000"
-    assert table.to_dict("records") == [{"case": "ok 0.0", **common}]
-    assert "latency (ms)" not in prediction_table(experiment, sample.Params())
+def test_a_prediction_has_its_unit():
+    experiment = SimpleNamespace(cases=lambda _: [_Sized("cpu", "ok")])
+    (line,) = prediction_table(experiment, sample.Params(), RATES).to_dict("records")
+    units = {"bytes (MiB)": "5", "weight memory (MiB)": "7", "latency (ms)": "3,000"}
+    assert line == {"case": "ok 0.0", "kept share": "half"} | units
 
 
 @pytest.mark.parametrize(
@@ -96,7 +91,7 @@ def test_a_dry_run_has_the_predictions_with_their_units_and_no_line_without_any(
         ("ok", 10 * MIB, ("3,000", "9", "runs")),  # a tenth is left to the system
         ("ok", 10 * MIB - 1, ("3,000", "9", "oom_predicted: the case needs 9 MiB, over 90% of")),
         ("ok", None, ("3,000", "9", "runs")),
-        ("unknown", MIB, ("3,000", "—", "runs")),
+        ("unknown", MIB, ("3,000", "—", "runs (why)")),
         ("unsupported", MIB, ("3,000", "—", "unsupported: no such unit")),
         ("own", MIB, ("—", "—", "known after a run, because the model is your own code")),
     ],
@@ -119,10 +114,3 @@ def test_a_roofline_is_the_slower_of_products_and_copies_and_needs_both_rates():
     for lacking in RATES:
         known = {name: rate for name, rate in RATES.items() if name != lacking}
         assert roofline_ms(6e9, 1e6, "float32", known) is None
-
-
-@pytest.mark.parametrize(("budget_s", "seconds"), [(0.25, 1.0), (0.5, 2.0), (3.0, 2.0)])
-def test_peaks_take_four_budgets_and_at_most_two_seconds(budget_s, seconds):
-    found = ceiling_cases("cpu", ["float32"], budget_s)
-    assert [str(case) for case in found] == ["ceiling float32", "ceiling copy"]
-    assert {case.budget_s for case in found} == {seconds}

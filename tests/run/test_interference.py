@@ -12,7 +12,7 @@ from nanolib.run.provenance import flag_interference
 from nanolib.run.timeout import Outcome
 
 BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
-QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5)
+QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5)
 
 
 @pytest.fixture
@@ -60,11 +60,8 @@ _LATENCY = Measurement("latency", 1.0, scope="forward")
     ("row", "is_flagged"),
     [
         (_LATENCY, True),
-        (replace(_LATENCY, details={"others_share": None}), True),
         (replace(_LATENCY, details={"others_share": 0.01}), False),
-        (Measurement("latency", status="unsupported"), False),
         (replace(_LATENCY, provenance=Provenance.MODELLED), False),
-        (Measurement("energy", 1.0, provenance=Provenance.REPLAYED), False),
         (exact("flops", 1.0), False),
     ],
 )
@@ -72,10 +69,3 @@ def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, i
     (found,) = _flagged(BUSY, row)
     assert found.flags == ((Flag.BUSY_MACHINE,) if is_flagged else ())
     assert _flagged(QUIET, row) == [row]
-
-
-def test_what_is_computed_from_a_timing_has_its_flags():
-    rate = Measurement("flops_per_second", 1.0, scope="forward")
-    for flags, load in (((Flag.BUSY_MACHINE,), QUIET), ((), BUSY)):
-        timing = replace(_LATENCY, flags=flags, details={"others_share": 0.5})
-        assert _flagged(load, timing, rate)[1].flags == flags

@@ -2,13 +2,15 @@
 
 from contextlib import contextmanager
 
+import nbformat
 import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
 from nanolib.paths import DATABASE
 from nanolib.run import notebooks
-from nanolib.run.jobs import plan
+from nanolib.run.jobs import execute, plan
+from nanolib.run.process import Died, call_in_process
 from nanolib.store import Store
 from tests.store.rows import make_run
 
@@ -33,7 +35,7 @@ def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
         watch(), watch()
         if len(begun) == 2:
             raise KeyboardInterrupt
-        return 1
+        return "why"
 
     monkeypatch.setattr(notebooks, "find_interference", lambda device: [f"others use {device}"])
     monkeypatch.setattr(notebooks, "device_lock", locked)
@@ -54,17 +56,26 @@ def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "said"),
+    ("reason", "message", "said"),
     [
-        (0, "", "the notebook ended before its last cell marked the run as done"),
-        (138, "", "the process exited with code 138: DeadKernelError: Kernel died"),
-        (-9, "", "the process was killed by SIGKILL"),
-        (1, "the run says why", "the run says why"),
+        ("", "", "the notebook ended before its last cell marked the run as done"),
+        ("Kernel died", "", "Kernel died"),
+        ("Kernel died", "the run says why", "the run says why"),
     ],
 )
-def test_a_job_that_is_not_done_says_why(tmp_path, store, code, message, said):
-    (tmp_path / "log").write_text("Traceback\nDeadKernelError: Kernel died\n")
+def test_a_job_that_is_not_done_says_why(store, reason, message, said):
     result = notebooks.NotebookResult("attention", cases=2, run_id=store.add(make_run(rows={})))
     store.update_run(result.run_id, message=message)
-    notebooks._judge(result, code, store, tmp_path / "log")
+    notebooks._judge(result, reason, store)
     assert result.status == RunStatus.FAILED and result.message == said
+
+
+@pytest.mark.notebook
+def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
+    paths = [tmp_path / f"{name} {{label}}.ipynb" for name in ("source", "target")]
+    kernel = {"name": "python3", "language": "python", "display_name": "Python"}
+    cells = [nbformat.v4.new_code_cell("1 / 0")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])
+    with pytest.raises(Died, match=r"^ZeroDivisionError: division"):
+        list(call_in_process(execute, paths, {"a": 1}, {}, tmp_path / "log", limit_s=300))
+    assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()

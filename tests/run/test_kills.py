@@ -67,7 +67,7 @@ def test_a_stop_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
     assert nano.wait(60) == 130
     text = (tmp_path / "said").read_text()
     assert "stopped by Ctrl-C" in text and "was not measured" not in text
-    assert not any(map(said, below))
+    until(lambda: not any(map(said, below)), HANGING_S)
     with Store(database) as store:
         (run,) = store.runs().itertuples()
         assert run.status == "interrupted" and store.finished_cases(run.run_id)
@@ -79,9 +79,8 @@ def test_nothing_that_a_run_started_lives_on_when_it_is_killed(run, tmp_path):
 
     def all_are_up():
         words = " ".join(map(said, nano.children(recursive=True)))
-        # a worker, the process that starts ranks, and two ranks
-        is_complete = words.count("--multiprocessing-fork") >= 4
-        return is_complete and "papermill" in words and "ipykernel" in words
+        # papermill, a worker, the process that starts ranks, and two ranks
+        return words.count("--multiprocessing-fork") >= 5 and "ipykernel" in words
 
     until(all_are_up, HANGING_S)
     below = nano.children(recursive=True)

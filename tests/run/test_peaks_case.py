@@ -42,7 +42,7 @@ def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merge
     assert ceilings_of(store, "m1")["copy"].estimate == 9.0
 
 
-@pytest.mark.parametrize("launch", ["a-command", ""])
+@pytest.mark.parametrize("launch", ["a-command/notebook", ""])
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
 

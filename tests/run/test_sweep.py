@@ -182,11 +182,11 @@ def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
 
     assert expected() is None
     for times in ((1.0, 2.0), (3.0, 4.0)):
-        run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
+        run_id = store.add(new_run(params, "cpu", 3))
         for case, seconds in zip(cases, times, strict=False):
             sweep.store_outcome(store, run_id, case, Outcome(seconds=seconds))
     assert store.case_endings(run_id) == [("ok", 2, 7.0)]
-    run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
+    run_id = store.add(new_run(params, "cpu", 3))
     sweep.store_outcome(store, run_id, cases[0], Outcome())  # copied, so it took no time
     assert expected() == pytest.approx((1 + 2 + 1, 2 + 3 + 2.5, 3 + 4 + 4))
     assert expected(budget_s=9.0) is None

@@ -21,8 +21,7 @@ from nanolib.stats.compare import (
     compare_processes,
     judge_together,
 )
-from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann, median_interval
 
 # `make bench` draws ten times as many (tests/benchmarks/simulations.py) and has closer bounds.
 RUNS = int(os.environ.get("NANOLIB_SIMULATIONS", "200"))

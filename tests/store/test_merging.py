@@ -97,11 +97,13 @@ def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_i
 
 def test_named_runs_and_old_ones_are_deleted_with_their_rows(tmp_path, store):
     def nano(*more):
-        arguments = ["clean", "--run", "b", "--keep", "1", "--output", str(tmp_path), *more]
+        old = ["--older-than", "30d", "--output", str(tmp_path)]
+        arguments = ["clean", "--run", "b", *old, *more]
         return CliRunner().invoke(main, arguments).output.splitlines()
 
     for name in "abc":
         store.add(make_run(name * 4, name))
+    store.update_run("aaaa", started="2020-01-01T00:00:00.000000Z")
     _, *lines, last = nano("--dry-run")
     assert last == "2 run(s) would be deleted"
     assert [line.split()[0] for line in lines] == ["aaaa", "bbbb"]

@@ -1,14 +1,11 @@
 """Runs and rows come back as they were stored."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Flag, Measurement, exact
-from nanolib.store import Store
-from nanolib.store import store as store_module
 from tests.store.rows import make_run
 
 
@@ -43,8 +40,7 @@ def test_whatever_a_run_and_a_measurement_hold_comes_back_as_it_was(store, text)
     assert list(store.machines().gpus) == [[{"name": "g"}]]
 
 
-def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store, monkeypatch):
-    monkeypatch.setattr(store_module, "_COMMIT_S", math.inf)
+def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     store.add(make_run("a"))
     store.add(make_run("b"))
     store.add_power_samples([{"t_s": 1.25, "watts": 3.0, "low": 2.0, "high": 4.0}])
@@ -52,20 +48,13 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store, monke
     store.add_power_samples(joules, run_id="a", case_id="c", source="mine")
     with pytest.raises(BadInput, match="has no t_s, or no power"):
         store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # both are refused
-    assert not _samples(store)  # the samples wait
+    with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
+        store.add_power_samples([], run_id="nowhere")
     store.commit_transaction()
-    written = [
+    assert _samples(store) == [
         ("b", "", "power", 1_250_000, 3.0, None, 2.0, 4.0),
         ("a", "c", "mine", 2_000_000, None, 7.0, None, None),
     ]
-    assert _samples(store) == written
-    with Store(store.path) as other:
-        other.add_power_samples([{"t_s": 3.0, "watts": 1.0}])
-    monkeypatch.setattr(store_module, "_COMMIT_S", -1.0)  # as after a second
-    store.add_power_samples([{"t_s": 4.0, "watts": 1.0}])
-    assert [row[3] for row in _samples(store)[2:]] == [3_000_000, 4_000_000]
-    with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
-        store.add_power_samples([], run_id="nowhere")
 
 
 def _samples(store):

@@ -61,7 +61,6 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         xunit="Sequence length (tokens)",
         log="xy",
         ref=1.0,
-        ref_text="dense",
     )
 
 
@@ -110,13 +109,6 @@ SECTION = Section(
         "attention_speed_up": attention_speed_up,
         "attention_latency": attention_latency,
         "attention_quality": attention_quality,
-    },
-    {
-        "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),
-        "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
-    },
-    verdict,
-    files={
         "attention_memory": scaling_chart(
             "attention",
             "peak_memory",
@@ -134,4 +126,9 @@ SECTION = Section(
             _OTHERS,
         ),
     },
+    {
+        "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),
+        "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
+    },
+    verdict,
 )

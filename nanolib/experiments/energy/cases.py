@@ -18,7 +18,7 @@ from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.flops import count_flops
-from nanolib.meters.layers.overhead import DETAIL_SHARES, measure_overhead
+from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import MODES, ModuleTime
 from nanolib.meters.machine import resolve_device
@@ -211,15 +211,15 @@ def profile(
     modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
     *_, config = modes.values()
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-    rows = [*measure_overhead(model, call, modes, DETAIL_SHARES, scope=phase, **limits)]
+    rows = [*measure_overhead(model, call, modes, scope=phase, **limits)]
     yield from rows
-    if config.has_details:
+    if config.turns:
         config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
     device = next((weight.device for weight in model.parameters()), "cpu")
     sample_s = config.power_sample_interval_ms / 1e3
     meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device, trace=readings)
     synchronize = synchronizer(device)
-    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.has_details else 0)
+    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.turns else 0)
     calls = 0
     profiler = LayerProfiler(model, config, trace=readings)
     with meter, profiler, meter.window(phase) as window:
@@ -244,9 +244,9 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     details = {"layer": layer.name, "share": sum(layer.calls_ms) / whole_ms}
     if layer.passes:
         # The rest of the call is the time between operations.
-        middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
-        between = statistics.median(layer.calls_ms) - sum(middle.operations.values())
-        details["operations_ms"] = middle.operations | {"between": max(0.0, between)}
+        operations = {name: ms / layer.passes for name, ms in layer.operations.items()}
+        between = statistics.median(layer.calls_ms) - sum(operations.values())
+        details["operations_ms"] = operations | {"between": max(0.0, between)}
     low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
     return Measurement(
         "layer_time",

@@ -1,14 +1,19 @@
-"""Build tables, charts and findings of energy, power, operations and profiling overhead."""
-
-from collections.abc import Iterator
+"""Draw the charts and build the findings of energy, power, operations and profiling overhead."""
 
 import pandas as pd
 
-from nanolib.measurement import Flag, Provenance
+from nanolib.experiments.energy.tables import (
+    ENERGY_COLUMNS,
+    OVERHEAD_COLUMNS,
+    PARTS,
+    energy_table,
+    operation_table,
+    overhead_table,
+)
+from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
-    cached,
     explain_missing,
     join_words,
     of_experiment,
@@ -17,116 +22,12 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import (
-    CASE,
-    Column,
-    add_metric_columns,
-    case_rows,
-    drop_missing,
-    titles,
-    with_state,
-)
+from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart, hues
 
-_ENERGY = (
-    Column("name", "Model"),
-    Column("phase", "Phase"),
-    Column("seq_len", "Seq len"),
-    Column("source", "Source"),
-    Column("power", "Power, W [range]", "power", ""),
-    Column("idle_power", "Idle, W [range]", "power", "idle"),
-    Column("energy_per_token", "J per token [range]", "energy_per_token"),
-    Column("energy", "Window, J [range]", "energy"),
-    Column("net", "", "net_energy"),
-    Column("tokens_per_second", "Tokens/s"),
-    Column("state", "Provenance"),
-)
-ENERGY_COLUMNS = titles(_ENERGY)
-OVERHEAD_COLUMNS = {
-    "name": "Model",
-    "phase": "Phase",
-    "seq_len": "Seq len",
-    "mode": "Mode",
-    "wall_percent": "Wall time, % [interval]",
-    "cpu_percent": "CPU time, % [interval]",
-    "plain_ms": "Baseline, ms",
-    "detailed_ms": "Detailed call, ms",
-    "detailed_every": "Calls per detailed call",
-    "n": "Pairs",
-}
-# The keys are parts of a bar, and the values are operations. Other operations belong to `other`.
-PARTS = {
-    "attention": "attention_fused rope cache",
-    "projections": "q_proj k_proj v_proj qkv_proj out_proj",
-    "MLP": "gate up activation down",
-    "norm, embedding, head": "norm embedding head residual",
-    "gaps": "between",
-    "other": "other",
-}
-_PART_OF = {operation: part for part, names in PARTS.items() for operation in names.split()}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
 _REPLAYED = "Hollow: replayed from a recording, not a reading of this machine."
 _NOTHING = Estimate.exact(0.0, "the baseline")
-
-
-@cached
-def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a line per phase, shape and source. `net` is the energy above idle."""
-    rows = of_experiment(rows, "energy")
-    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
-    if table.empty:
-        return table
-    table = add_metric_columns(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
-    rows = rows.assign(
-        source=rows["method"],
-        of=[details.get("of", "") for details in rows["details"]],
-        scope=rows["scope"].where(rows["scope"] == "idle", ""),
-    )
-    columns = [*CASE, "source", "of", "provenance", "status", "message"]
-    found = rows.loc[rows["metric"] == "energy", columns]
-    table = table.merge(found, on=list(CASE), how="left", suffixes=("_of_case", ""))
-    for name in ("status", "message"):
-        table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
-    table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
-    table = with_state(add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"]))
-    return table.assign(state=table["state"].where(table["state"] != "ok", table["provenance"]))
-
-
-def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
-    """Yield a pair for each row of a metric: columns that name the row's case, and the row."""
-    found = pick(of_experiment(rows, "energy"), metric)
-    for row in found.to_dict("records"):
-        line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
-        case = f"{line['phase'].replace('_', ' ')}, {int(line['seq_len'])} tokens"
-        case += f", {line['name']}" if found["factor.name"].nunique() > 1 else ""
-        yield {"run_id": row["run_id"], **line, "case": case}, row
-
-
-@cached
-def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the time (ms) and the bar segment of each operation in each layer."""
-    lines = []
-    for line, row in _profile_rows(rows, "layer_time"):
-        for name, ms in row["details"].get("operations_ms", {}).items():
-            operation = name if name in _PART_OF else "other"
-            lines.append(line | {"operation": operation, "part": _PART_OF[operation], "ms": ms})
-    return pd.DataFrame(lines)
-
-
-@cached
-def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of profiling overheads by mode, phase and shape, relative to the baseline."""
-    lines = []
-    for line, row in _profile_rows(rows, "overhead"):
-        details = row["details"]
-        shares = {"wall": (row["low"], row["estimate"], row["high"]), "cpu": details["cpu"]}
-        for name, values in shares.items():
-            for end, share in zip(("_low", "", "_high"), values, strict=True):
-                line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
-        line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
-        calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
-        lines.append(line | calls | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
-    return pd.DataFrame(lines)
 
 
 def energy_per_token(rows: pd.DataFrame) -> Drawing:

@@ -33,8 +33,8 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         20.0
 
     Raises:
-        BadInput: The shapes differ, there are fewer than two samples, moments are out of order, or
-            the window is empty or reaches beyond the samples.
+        BadInput: There are fewer than two samples, moments are out of order, or the window is empty
+            or reaches beyond the samples.
     """
     t, p = _checked(t_s, power_w, start_s, end_s)
     read = ~np.isnan(p)
@@ -110,23 +110,10 @@ def count(
     return Interval(float(low), float(energy), float(high))
 
 
-def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
-    """Return the longest time without a change of the counter, s. Ignore NaN."""
-    read = ~np.isnan(joules)
-    t, counted = t_s[read], joules[read]
-    changes = np.flatnonzero(np.diff(counted)) + 1
-    first, last = np.r_[0, changes], np.r_[changes, len(t)] - 1
-    return float((t[last] - t[first]).max(initial=0.0))
-
-
 def _checked(
     t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    if t.shape != x.shape or t.ndim != 1:
-        raise BadInput(
-            f"t_s: {list(t.shape)} moments for {list(x.shape)} samples; give one moment per sample"
-        )
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")

@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.energy.integration import count, integrate, longest_standstill
+from nanolib.meters.energy.integration import count, integrate
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.energy.source import EstimateSource, Reading, Source
+from nanolib.meters.energy.source import EstimateSource, Reading
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.meters.trace import Trace
@@ -62,7 +62,7 @@ class Window:
 class Track:
     """A power source and its readings."""
 
-    source: Source
+    source: Any
     readings: list[Reading] = field(default_factory=list)
 
     @property
@@ -82,10 +82,10 @@ class Track:
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
         if not np.isnan(joules).all():
-            usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0)
-            still_s = longest_standstill(t[inside], joules[inside])
-            if still_s >= MIN_PERIODS / 2 * usual_s:
-                raise self._invalid(f"did not change in {still_s:.3g} of {window.seconds:.3g} s")
+            read = joules[inside & ~np.isnan(joules)]
+            is_long = window.seconds >= MIN_PERIODS * self.source.period_s
+            if is_long and len(read) > 1 and np.ptp(read) == 0:
+                raise self._invalid(f"did not change in {window.seconds:.3g} s")
             return count(t, joules, *span, self.source.period_s)
         if (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
             raise self._invalid("read 0 W")
@@ -97,9 +97,7 @@ class Track:
 
     def _invalid(self, what: str) -> BadInput:
         name = f"{self.source.name} of {self.source.of}"
-        remedy = "record the power with another meter, and replay the recording (power_trace)"
-        if self.source.provenance is Provenance.REPLAYED:
-            remedy = "record it again"
+        remedy = "replay another recording of the power (power_trace)"
         return BadInput(f"{name} {what}, so the readings are not valid; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:
@@ -119,26 +117,24 @@ class Track:
         return self.energy(window)
 
     def power_trace(self, window: Window) -> dict[str, list[float]]:
-        """Return the power over a window as at most 60 means, without gaps.
+        """Return the power over a window at no more than 60 moments, without gaps.
 
         Returns:
             Two lists: `course_s` has times since the start of the window, s, and `course_w` has the
-            power, W. A counter's power is the mean from one change of the counter to the next.
+            power, W. A counter's power is the mean since the previous moment.
         """
         t, watts, joules, _, _ = np.array([*self.readings]).T
-        inside = (window.start_s <= t) & (t <= window.end_s)
-        t, watts, joules = t[inside], watts[inside], joules[inside]
-        if not np.isnan(joules).all():
-            # nanolib may read a counter more often than the counter changes.
-            changed = np.diff(joules, prepend=math.nan) != 0
-            t, joules = t[changed], joules[changed]
-            watts = np.diff(joules) / np.diff(t)
-            t = t[1:]
-        course = {"course_s": (t - window.start_s)[watts > 0], "course_w": watts[watts > 0]}
-        return {
-            name: [float(part.mean()) for part in np.array_split(x, _TRACE_POINTS) if len(part)]
-            for name, x in course.items()
-        }
+        chosen = (window.start_s <= t) & (t <= window.end_s)
+        is_counter = not np.isnan(joules).all()
+        if is_counter:  # nanolib may read a counter more often than the counter changes.
+            chosen &= np.diff(joules, prepend=math.nan) != 0
+        every = max(1, math.ceil(chosen.sum() / _TRACE_POINTS))
+        t, watts, joules = (x[chosen][::every] for x in (t, watts, joules))
+        if is_counter:
+            t, watts = t[1:], np.diff(joules) / np.diff(t)
+        is_known = watts > 0
+        course_s, course_w = (t - window.start_s)[is_known], watts[is_known]
+        return {"course_s": course_s.tolist(), "course_w": course_w.tolist()}
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
         """Yield the rows of one window for this source, as `EnergyMeter.measurements` describes."""
@@ -176,8 +172,8 @@ class EnergyMeter:
     """Sample power sources within a `with` statement.
 
     Args:
-        sources: Power sources. By default, nanolib uses the sensors of this machine, or an estimate
-            if the machine has no sensor.
+        sources: Power sources. By default, nanolib uses the sensors of this machine, without other
+            NVIDIA GPUs than `device`, or an estimate if the machine has no sensor.
         sample_s: Time between samples, s.
         device: Device that computes. A window starts and ends when the device's queue is empty.
         trace: Receiver of all readings and windows, or None for a new trace.
@@ -195,14 +191,14 @@ class EnergyMeter:
 
     def __init__(
         self,
-        sources: Sequence[Source] | None = None,
+        sources: Sequence[Any] | None = None,
         sample_s: float = _SAMPLE_S,
         device: Device = "cpu",
         trace: Trace | None = None,
     ) -> None:
         if sources is None:
-            under_test = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
-            sources = find_sources(under_test=under_test).sources or [EstimateSource()]
+            gpu = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
+            sources = find_sources(gpu=gpu).sources or [EstimateSource()]
         self.tracks = [Track(source) for source in sources]
         self.trace = trace or Trace()
         self._synchronize = synchronizer(device)

@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanolib.measurement import Provenance
-from nanolib.meters.energy.integration import MOST_W
-from nanolib.meters.energy.source import Reading, Source
-from nanolib.meters.gpu import instant_watts
+from nanolib.meters.energy.source import Reading
+from nanolib.meters.gpu import gpu_watts
 
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 # AMD's compute driver creates this file.
 _KFD = Path("/dev/kfd")
-# From major compute capability 8 on, `nvml_power` is a mean over a second.
-_AMPERE = 8
 # These counters of an Apple chip measure parts that do not overlap.
 _APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")
 
@@ -85,40 +82,33 @@ def _imported(name: str, package: str) -> Any:
         raise _Missing(f"{why}; run pip install -e '{package}' in the checkout") from None
 
 
-def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
+def _nvidia(nvml: Any, only: str) -> Iterator[Sensor]:
+    """Yield the sensor of each GPU: the energy counter, or the power if there is no counter."""
     nvml = nvml or _imported("pynvml", ".")
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         raise _Missing(f"no NVIDIA driver responds ({error})") from None
-    refused = []
     for index in range(count):
         try:
-            yield _nvidia_gpu(nvml, index, under_test)
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            if not only or str(nvml.nvmlDeviceGetUUID(gpu)) == only:
+                yield _nvidia_gpu(nvml, gpu, index)
         except nvml.NVMLError as error:
-            # The driver may refuse to read a GPU or a part of a GPU. Other GPUs still have sensors.
-            refused.append(f"gpu {index} reports neither energy nor power ({error})")
-    if refused:
-        raise _Missing("; ".join(refused))
+            why = f"gpu {index} reports neither energy nor power ({error})"
+            raise _Missing(why) from None
 
 
-def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
-    """Return the sensor of a GPU: the energy counter, the present power, or a mean power."""
-    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+def _nvidia_gpu(nvml: Any, gpu: Any, index: int) -> Sensor:
+    def joules() -> float:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
+
     of = partial(Sensor, f"gpu {index}", (nvml.NVMLError,))
-    sensor = _first_working(
-        of("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3),
-        of("nvml_power_instant", "watts", lambda: instant_watts(nvml, gpu)),
-        of("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+    return _first_working(
+        of("nvml_counter", "joules", joules),
+        of("nvml_power", "watts", partial(gpu_watts, nvml, gpu)),
     )
-    if sensor.name == "nvml_power":
-        with contextlib.suppress(nvml.NVMLError):
-            if nvml.nvmlDeviceGetCudaComputeCapability(gpu)[0] >= _AMPERE:
-                sensor.period_s = 1.0
-    if under_test and str(nvml.nvmlDeviceGetUUID(gpu)) == under_test:
-        sensor.of += " (under test)"
-    return sensor
 
 
 def _amd(amdsmi: Any) -> Iterator[Sensor]:
@@ -195,15 +185,13 @@ class _Zone:
     def __init__(self, folder: Path) -> None:
         self._counter = folder / "energy_uj"
         self._range_j = int((folder / "max_energy_range_uj").read_text()) / 1e6 or math.inf
-        self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
+        self._read_j = self._joules = 0.0
 
     def joules(self) -> float:
-        """Return the counted energy, J. The energy decreases only if the counter is reset."""
-        t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
-        step = (read_j - self._read_j) % self._range_j
-        is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
-        self._joules = read_j if is_reset else self._joules + step
-        self._t_s, self._read_j = t_s, read_j
+        """Return the counted energy, J. A reset of the counter is a jump that `count` refuses."""
+        read_j = int(self._counter.read_text()) / 1e6
+        self._joules += (read_j - self._read_j) % self._range_j
+        self._read_j = read_j
         return self._joules
 
 
@@ -244,7 +232,7 @@ class Found(NamedTuple):
         missing: Sensor interface → why its sensors are missing and, if possible, what to do.
     """
 
-    sources: list[Source]
+    sources: list[Sensor]
     missing: dict[str, str]
 
 
@@ -253,7 +241,7 @@ def find_sources(
     nvml: Any = None,
     amdsmi: Any = None,
     apple: Any = None,
-    under_test: str = "",
+    gpu: str = "",
 ) -> Found:
     """Find the power sensors of this machine.
 
@@ -262,12 +250,12 @@ def find_sources(
         nvml: Module for NVIDIA GPUs, `pynvml` by default.
         amdsmi: Module for AMD GPUs, `amdsmi` by default.
         apple: Module for Apple silicon, `zeus_apple_silicon` by default.
-        under_test: UUID of the measured NVIDIA GPU, to mark the sensor of this GPU. The driver and
-            this process may number the GPUs differently.
+        gpu: UUID of the only NVIDIA GPU to read, or an empty string to read all of them. The driver
+            and this process may number the GPUs differently.
     """
     found = Found([], {})
     for kind, sensors in {
-        "NVIDIA (NVML)": _nvidia(nvml, under_test),
+        "NVIDIA (NVML)": _nvidia(nvml, gpu),
         "AMD (amdsmi)": _amd(amdsmi),
         "Apple (IOReport)": _apple(apple),
         "RAPL (powercap)": _rapl(rapl_root),

@@ -1,6 +1,9 @@
 """Define sources of power readings, and an estimate for machines without a sensor.
 
-A source returns watts, or the joules of a counter that only grows. A failed reading is a gap, never
+A source has these attributes: `name` is the method of the rows, such as `nvml_counter`. `of` is the
+device that the source covers, such as `gpu 0`. `period_s` is the time between changes of the
+reading, s. `provenance` is `measured`, `replayed` or `estimated`. The method `read` returns a
+`Reading` of watts, or of the joules of a counter that only grows. A failed reading is a gap, never
 zero. A reading of 0 W is a gap too, because a running device always draws power.
 """
 
@@ -9,12 +12,12 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import psutil
 
-from nanolib.measurement import BadInput, Provenance, shown
+from nanolib.measurement import BadInput, Provenance, one_line, shown
 
 # Without a sensor, the power of idle and busy cores is not known, so the ranges are wide.
 _IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
@@ -37,26 +40,6 @@ class Reading(NamedTuple):
     joules: float = math.nan
     low: float = math.nan
     high: float = math.nan
-
-
-class Source(Protocol):
-    """An object that measures power or counts energy.
-
-    Attributes:
-        name: Method of the rows, such as `nvml_counter` or `rapl (package)`.
-        of: Device that the source covers, such as `gpu 0` or `package 0`.
-        period_s: Time between changes of the reading, s.
-        provenance: Provenance of the readings: `measured`, `replayed` or `estimated`.
-    """
-
-    name: str
-    of: str
-    period_s: float
-    provenance: Provenance
-
-    def read(self) -> Reading:
-        """Read the present power or energy."""
-        ...
 
 
 class EstimateSource:
@@ -125,27 +108,25 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         Times since the first sample, s, and the power at each time, W.
 
     Raises:
-        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad
-            line. A bad line lacks a valid time or power, or is out of order.
+        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a time
+            or a power that is not valid.
     """
     import pandas as pd  # Importing pandas is slow, and only this function needs pandas.
 
-    name = shown(path.name)
+    name, columns = shown(path.name), ["t_s", "power_w"]
     try:
-        table = pd.read_csv(path, encoding="utf-8-sig", skip_blank_lines=False)
+        table = pd.read_csv(path, encoding="utf-8-sig", usecols=columns, dtype=float)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"power_trace: {name} cannot be read ({why}); give a CSV file") from None
-    if missing := {"t_s", "power_w"} - set(table):
-        raise BadInput(f"power_trace: {name} has no column {min(missing)}; add the column")
-    t_s, watts = (pd.to_numeric(table[of], errors="coerce") for of in ("t_s", "power_w"))
-    wrong = ~(np.isfinite(t_s) & np.isfinite(watts) & (watts >= 0))
-    for is_bad, why in (
-        (wrong, "is not a time and a power; give seconds and watts"),
-        (t_s.diff() <= 0, "is not later than the line before; sort the lines by t_s"),
-    ):
-        if is_bad.any():
-            raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")
-    if len(table) < 2:
-        raise BadInput(f"power_trace: {name} has {len(table)} sample(s); give at least 2")
-    return [*map(float, t_s - t_s[0])], [*map(float, watts)]
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise BadInput(
+            f"power_trace: {name} cannot be read ({why}); give a CSV file with the columns t_s and "
+            "power_w"
+        ) from None
+    t_s, watts = (table[column].to_numpy() for column in columns)
+    is_valid = np.isfinite(t_s).all() and np.isfinite(watts).all() and (watts >= 0).all()
+    if len(table) < 2 or not is_valid or not (np.diff(t_s) > 0).all():
+        raise BadInput(
+            f"power_trace: {name} is not a recording; give at least 2 lines with rising times (s) "
+            "and powers from 0 (W)"
+        )
+    return (t_s - t_s[0]).tolist(), watts.tolist()

@@ -1,8 +1,8 @@
 """Choose modules to time, time operations with torch's profiler, and sample attention weights.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
-the name of the module's role, such as `q_proj`. If a container calls the operation, the name
-depends on the operation. For example, an addition is `residual`. An unknown operation is `other`.
+the name of the module, such as `q_proj`. If a container calls the operation, the name depends on
+the operation. For example, an addition is `residual`. An unknown operation is `other`.
 """
 
 import contextlib
@@ -25,23 +25,10 @@ Replacement = tuple[nn.Module, str, Forward]
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-# A bias of -10,000 or less masks a pair. All 16-bit dtypes can represent this bias.
-_MASKED = -1e4
 
-# A module has the first role whose pattern matches the end of its path.
-_ROLES = {
-    r"o_proj|(attn|attention)\.c_proj|attention\.output\.dense": "out_proj",
-    r"query": "q_proj",
-    r"key": "k_proj",
-    r"value": "v_proj",
-    r"c_attn|qkv_proj|query_key_value": "qkv_proj",
-    r"gate_proj": "gate",
-    r"up_proj|mlp\.c_fc|intermediate\.dense|mlp\.fc1": "up",
-    r"down_proj|mlp\.c_proj|output\.dense|mlp\.fc2": "down",
-    r"lm_head": "head",
-    r"embed_tokens|wte|wpe|\w+_embeddings": "embedding",
-    r"act_fn|act": "activation",
-}
+# Families of models use these names in the attention and in the MLP.
+_AMBIGUOUS = ("c_proj", "dense")
+_DOWN = r"(^|\.)(down|down_proj|mlp\.c_proj|mlp\.fc2|(?<!attention\.)output\.dense)$"
 _BY_OPERATION = {
     "scaled_dot_product_attention": FUSED,
     "silu": "activation",
@@ -62,39 +49,28 @@ def find_blocks(model: nn.Module) -> list[str]:
 
 
 def choose_modules(
-    model: nn.Module, blocks: Sequence[str], every_nth: int
+    model: nn.Module, blocks: Sequence[str]
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Choose the modules to time in each call, and the modules to time in detailed calls.
 
     Args:
         model: Any module.
         blocks: Names of the model's repeated blocks.
-        every_nth: Number n, to choose the modules inside each n-th block. If n is 0, the function
-            chooses no modules inside blocks.
 
     Returns:
         Two maps, name → module. The first map has the blocks and the leaf modules outside blocks.
-        The second map has the modules inside each n-th block.
+        The second map has the modules inside blocks.
     """
     outer, inner = {}, {}
     inside = tuple(f"{block}." for block in blocks)
-    detailed = inside[::every_nth] if every_nth else ()
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList):
             continue
-        if name.startswith(detailed):
+        if name.startswith(inside):
             inner[name] = module
-        is_leaf = name and not any(module.children())
-        if name in blocks or (is_leaf and not name.startswith(inside)):
+        elif name in blocks or (name and not any(module.children())):
             outer[name] = module
     return outer, inner
-
-
-def wrap_forwards(
-    modules: Mapping[str, nn.Module], wrap: Callable[[str, Forward], Forward]
-) -> list[Replacement]:
-    """Return replacements that wrap the `forward` of modules."""
-    return [(module, "forward", wrap(name, module.forward)) for name, module in modules.items()]
 
 
 @contextlib.contextmanager
@@ -119,8 +95,12 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
                 vars(module)[name] = own
 
 
-def role_of(name: str, module: nn.Module) -> str:
-    """Return the role of a module, such as `q_proj`, or an empty string for a container."""
+def operation_name(path: str, module: nn.Module) -> str:
+    """Return the name for the operations of a module, or an empty string for a container.
+
+    The name is the last part of the path, such as `q_proj`. If this part is ambiguous, the name is
+    the path inside the block, such as `mlp.c_proj`.
+    """
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -128,20 +108,23 @@ def role_of(name: str, module: nn.Module) -> str:
         return "rope"
     if any(module.children()):
         return ""
-    for path, role in _ROLES.items():
-        if re.search(rf"(^|\.)({path})$", name):
-            return role
-    return name.rpartition(".")[2]
+    name = path.rpartition(".")[2]
+    return re.split(r"\.\d+\.", path)[-1] if name in _AMBIGUOUS else name
+
+
+def is_down_projection(path: str) -> bool:
+    """Return whether a module is the last linear layer of an MLP, according to its path."""
+    return re.search(_DOWN, path) is not None
 
 
 def operations_of(
-    events: Iterable[Any], roles: Mapping[str, str], on_gpu: bool
+    events: Iterable[Any], names: Mapping[str, str], on_gpu: bool
 ) -> Iterator[tuple[str, str, int]]:
     """List the operations of a profiled call.
 
     Args:
         events: Events of `torch.profiler.profile`.
-        roles: Name of each module → its role.
+        names: Path of each module → name of its operations, from `operation_name`.
         on_gpu: Whether to use the time of kernels on the GPU instead of CPU time.
 
     Yields:
@@ -151,7 +134,7 @@ def operations_of(
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
             continue  # The time of an outer operation includes its inner operations.
-        operation = roles[caller.name.removeprefix(RANGE)]
+        operation = names[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):
                 outermost = caller.name.removeprefix(RANGE)
@@ -181,7 +164,7 @@ class AttentionWatch(TorchFunctionMode):
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def sampled_weights(inputs: dict[str, Any]) -> torch.Tensor:
     """Compute the attention weights of at most 64 evenly spaced queries.
 
     Fused kernels do not return these weights.
@@ -190,40 +173,42 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
         inputs: Arguments of `scaled_dot_product_attention` by name.
 
     Returns:
-        Weights in float32, shape [..., queries, kv_len], and a mask of the kept pairs.
+        Weights in float32, shape [..., queries, kv_len]. The weight of a masked pair is 0.
     """
-    q, k = (inputs[name].detach() for name in ("query", "key"))
-    if inputs.get("enable_gqa"):
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    q, k = (inputs[name].detach().float() for name in ("query", "key"))
     q_len, kv_len = q.shape[-2], k.shape[-2]
     sample = torch.arange(0, q_len, -(-q_len // _QUERIES), device=q.device)
-    scores = (q[..., sample, :] @ k.mT * (inputs.get("scale") or q.shape[-1] ** -0.5)).float()
     mask = inputs.get("attn_mask")
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
-    elif inputs.get("is_causal"):
+    if inputs.get("is_causal"):
         mask = torch.arange(kv_len, device=q.device) <= sample[:, None]
-    else:
-        mask = torch.ones_like(scores, dtype=torch.bool)
-    kept = mask if mask.dtype == torch.bool else mask > _MASKED
-    scores = scores if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores.masked_fill(~kept, float("-inf")), dim=-1)
-    return weights.nan_to_num(), kept.expand_as(weights)
+    elif mask is not None:
+        mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    options = {name: inputs[name] for name in ("scale", "enable_gqa") if name in inputs}
+    # This operation computes attention without a fused kernel, and also returns the weights.
+    math = torch.ops.aten._scaled_dot_product_attention_math
+    return math(q[..., sample, :], k, k, mask, **options)[1]
 
 
-def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
+ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
+
+
+def attention_statistics(inputs: dict[str, Any], near_zero: float) -> torch.Tensor:
     """Compute mean entropy in nats, mean largest weight, and the share of weights near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
         near_zero: Value below which a weight counts as near zero. Masked pairs do not count.
+
+    Returns:
+        Values of the `ATTENTION_STATISTICS`, shape [3].
     """
-    weights, kept = sampled_weights(inputs)
-    return {
-        "attention_entropy": torch.special.entr(weights).sum(dim=-1).mean(),
-        "attention_max_weight": weights.amax(dim=-1).mean(),
-        "attention_sparsity": ((weights < near_zero) & kept).sum() / kept.sum(),
-    }
+    weights = sampled_weights(inputs)
+    is_kept = weights > 0
+    entropy = torch.special.entr(weights).sum(dim=-1).mean()
+    sparsity = (is_kept & (weights < near_zero)).sum() / is_kept.sum()
+    return torch.stack([entropy, weights.amax(dim=-1).mean(), sparsity])
 
 
 _CALLS = 3

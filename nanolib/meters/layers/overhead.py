@@ -1,38 +1,39 @@
-"""Measure the overhead of a profiling mode, in alternating blocks with and without a profiler."""
+"""Measure the overhead of a profiling mode, in turns with calls that have no profiler."""
 
+import contextlib
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 from torch import nn
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
-from nanolib.meters.time.clock import Call, synchronizer
-from nanolib.meters.time.sampler import FLOOR_BLOCKS
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.meters.time.clock import Call, clock_for
+from nanolib.meters.time.latency import measure_in_turns
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, Timing
+from nanolib.meters.time.turns import ROUNDS, undisturbed
+from nanolib.stats.intervals import hodges_lehmann
 
-_BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
+_BLOCK_S, _MAX_CALLS = 0.05, 16
 # In a short block, too few calls share the time to read and collect rows, unlike in a real run.
 _LEAST_BLOCK_S = 0.01
 _READINGS = 20
-_AGAIN, _WATCHED = "again", "watched"
+_BARE, _AGAIN, _PLAIN = "bare", "again", "plain"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
-DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
-# If nanolib chooses the detailed calls, at least every 128th call is a detailed call.
-_RAREST = 128
+_DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
+# nanolib makes each second to each 128th call a detailed call. Other calls have undisturbed times.
+_OFTENEST, _RAREST = 2, 128
 
 
 def measure_overhead(
     model: nn.Module,
     call: Call,
     modes: Mapping[str, ProfilingConfig],
-    shares: Mapping[str, float] = DETAIL_SHARES,
     *,
     scope: str = "",
     budget_s: float = 10.0,
@@ -48,14 +49,12 @@ def measure_overhead(
     Args:
         model: Model to profile.
         call: Function that calls the model once.
-        modes: Name of each mode → its settings.
-        shares: Name of a mode → intended overhead of its detailed calls, as a share. For these
-            modes, nanolib chooses k from 1 to 128. For other modes, k is the `every_kth_token` of
-            their settings.
+        modes: Name of each mode in `MODES` → its settings. For modes with details, nanolib chooses
+            k from 2 to 128.
         scope: First words of the scope of each row. The name of the mode follows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
-        rel_ci: Measuring stops when the half-width of each interval is at most this share of the
-            time of a bare call.
+        rel_ci: Measuring stops when the half-width of each latency's interval is at most this share
+            of the latency.
         seed: Seed of the order of modes.
 
     Yields:
@@ -66,98 +65,80 @@ def measure_overhead(
         `detailed_ms` is the time of a detailed call, and `detailed_every` is k. Modes without
         details have no `detailed_ms` and no `detailed_every`.
     """
-    synchronize = synchronizer(next(model.parameters()).device)
-    calls = 1
-
-    def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
-        """Run a block of calls, and return wall time and CPU time per call, s, shape [2]."""
-        # torch's profiler records every other detailed call in deep mode, so the count is even.
-        count = calls + calls % 2 if config and config.has_details else calls
-        with LayerProfiler(model, config) if config else nullcontext() as profiler:
-            call()  # The first call after the profiler's start takes longer, so it is not timed.
-            if profiler:
-                profiler.flush()
-            synchronize()
-            start = np.array([time.perf_counter(), time.thread_time()])
-            for _ in range(count):
-                call()
-            if profiler:
-                profiler.flush()
-            synchronize()
-            end = np.array([time.perf_counter(), time.thread_time()])
-        return (end - start) / count
-
     detailed = {
-        name: config.replace(every_kth_token=1)
-        for name, config in modes.items()
-        if config.has_details
+        name: config.replace(every_kth_token=1) for name, config in modes.items() if config.turns
     }
-    kinds = {_AGAIN: None, _WATCHED: ProfilingConfig.minimal()} | detailed
-    # The first block of each kind allocates memory, so nanolib does not use its time.
-    for config in kinds.values():
-        seconds(config)
-    block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
-    block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
-    bare_s = seconds()[0]
-    calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
-    # Kind → rounds. A round has the times of a bare block, a block of the kind, and a bare block.
-    times = {kind: [] for kind in kinds}
+    kinds = {_BARE: None, _AGAIN: None, _PLAIN: ProfilingConfig.minimal()} | detailed
+    device, each_s = str(next(model.parameters()).device), budget_s / len(kinds)
+    block_ms = 1e3 * min(_BLOCK_S, max(_LEAST_BLOCK_S, each_s / FLOOR_BLOCKS))
+    _, (bare_ms,) = clock_for(device).time_block([call], 2, 1)
+    calls = min(_MAX_CALLS, max(1, round(block_ms / bare_ms)))
+    counts = dict.fromkeys(kinds, calls)
+    for name, config in detailed.items():  # In a block, each turn comes equally often.
+        counts[name] += -calls % len(config.turns)
+    cpu_s = {kind: [] for kind in kinds}  # times of the blocks of each round
+    profiler = None
 
-    def ratios(kind: str) -> np.ndarray:
-        """Return the ratio of each block to the bare blocks around it, shape [rounds, 2]."""
-        before, own, after = np.moveaxis(times[kind], 1, 0)
-        return 2 * own / (before + after)
+    def block(kind: str) -> None:
+        start = time.thread_time()
+        for _ in range(counts[kind]):
+            call()
+        if profiler is not None:
+            profiler.flush()
+        cpu_s[kind][-1].append((time.thread_time() - start) / counts[kind])
 
-    def median_ms(kind: str) -> float:
-        """Return the median wall time of a call, ms."""
-        return 1e3 * float(np.median(times[kind], axis=0)[1, 0])
+    @contextlib.contextmanager
+    def within(kind: str) -> Iterator[None]:
+        nonlocal profiler
+        config = kinds[kind]
+        with LayerProfiler(model, config) if config else contextlib.nullcontext() as profiler:
+            call()  # The first call after the profiler's start takes longer, so it is not timed.
+            cpu_s[kind].append([])
+            yield
 
-    def extra(name: str) -> np.ndarray:
-        """Return the extra time of a detailed call relative to a bare call, shape [rounds, 2]."""
-        return ratios(name) - ratios(_WATCHED)
-
-    def every(name: str) -> int:
-        """Return the number of calls from one detailed call to the next."""
-        if name not in shares:
-            return modes[name].every_kth_token
-        more = np.median(extra(name)[:, 0])
-        return min(_RAREST, max(1, math.ceil(more / shares[name])))
-
-    def costs(name: str) -> np.ndarray:
-        """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
-        found = ratios(_AGAIN if name == _AGAIN else _WATCHED)
-        if name in detailed:
-            found += extra(name) / every(name)
-        return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(found).T])
-
-    def is_precise() -> bool:
-        return all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
-
-    order, end = random.Random(seed), time.monotonic() + budget_s
-    for rounds in range(1, _MAX_ROUNDS + 1):
-        for kind in order.sample([*kinds], len(kinds)):
-            times[kind].append([seconds(), seconds(kinds[kind]), seconds()])
-        is_late = time.monotonic() > end
-        if rounds >= FLOOR_BLOCKS and (is_late or is_precise()):
-            break
-    reading_ms = _reading_ms()
+    timings = {kind: Timing({kind: partial(block, kind)}, rel_ci, each_s, device) for kind in kinds}
+    _, rounds = measure_in_turns(timings, seed=seed, within=within)
+    rounds = [one for one in rounds if len(one.ms) == len(kinds)]
+    # The sampler enters each kind once before the rounds.
+    cpu_s = {kind: [*map(np.mean, times[1 : 1 + len(rounds)])] for kind, times in cpu_s.items()}
+    rounds, is_busy = undisturbed(rounds)
+    wall_ms = {kind: [one.ms[kind][0] / counts[kind] for one in rounds] for kind in kinds}
+    plain_ms, reading_ms = float(np.median(wall_ms[_BARE])), _reading_ms()
     for name in (_AGAIN, *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
-        (low, estimate, high), cpu = (costs(name) + threads).tolist()
-        details = {"cpu": cpu, "threads": threads, "plain_ms": median_ms(_AGAIN)}
+        details, every = {"threads": threads, "plain_ms": plain_ms}, math.inf
         if name in detailed:
-            details |= {"detailed_ms": median_ms(name), "detailed_every": every(name)}
+            detailed_ms = float(np.median(wall_ms[name]))
+            share = (detailed_ms - np.median(wall_ms[_PLAIN])) / plain_ms
+            every = int(np.clip(np.ceil(share / _DETAIL_SHARES[name]), _OFTENEST, _RAREST))
+            details |= {"detailed_ms": detailed_ms, "detailed_every": every}
+        low, estimate, high = _overhead(name, wall_ms, every) + threads
+        details["cpu"] = (_overhead(name, cpu_s, every) + threads).tolist()
         yield Measurement(
             "overhead",
-            estimate,
-            low,
-            high,
+            float(estimate),
+            float(low),
+            float(high),
             0.95,
-            n=rounds,
-            method="interleaved_pairs",
+            n=len(rounds),
+            method=ROUNDS,
             scope=f"{scope} {name}",
+            flags=(Flag.BUSY_MACHINE,) if is_busy else (),
             details=details,
         )
+
+
+def _overhead(name: str, times: Mapping[str, list[float]], every: float) -> np.ndarray:
+    """Compute the overhead of a mode with its interval: low end, estimate and high end.
+
+    Args:
+        name: Name of the mode.
+        times: Kind of calls → time of a call in each block.
+        every: Number of calls from one detailed call to the next, or infinity without details.
+    """
+    bare, plain = times[_BARE], times[_AGAIN if name == _AGAIN else _PLAIN]
+    bare, plain, own = map(np.array, (bare, plain, times.get(name, plain)))
+    return np.expm1(hodges_lehmann(np.log((plain + (own - plain) / every) / bare)))
 
 
 def _reading_ms() -> float:

@@ -1,7 +1,8 @@
 """Check whether the time of a function is meaningful, from the results of its first two calls.
 
 The time of a call that only starts its work, or that returns a cached result, is meaningless. If
-torch stops compiling a function, nanolib must not time it as a compiled function.
+torch stops compiling a function, torch raises an error, because nanolib must not time the function
+as a compiled function.
 
 `nano ab` loads this module into processes that run other versions of nanolib. Therefore, the module
 imports nothing from nanolib.
@@ -25,12 +26,12 @@ _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
 class CallCheck:
-    """Wrap a function and check the results of its first two calls.
+    """Wrap a function for its first two calls, and check their results.
 
     Args:
         call: The timed function.
         what: Name of the function in errors.
-        error: Type of the error if a call only starts its work, or torch stops compiling the call.
+        error: Type of the error if a call only starts its work.
 
     Attributes:
         call: The function without the check, for calls after the first two.
@@ -45,40 +46,26 @@ class CallCheck:
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
-        self._calls, self._first_ns = 0, 0
-        self._kept = lambda: None
-        self._writes = 0
+        self._first = (
+            None  # of the first call: time in ns, function that returns the result, writes
+        )
 
     def __call__(self) -> Any:
-        """Call the function, check the first two calls, and return the result of the call."""
-        self._calls += 1
-        if self._calls > 2:
-            return self.call()
-        start = time.perf_counter_ns()
-        result = self._called()
-        took = time.perf_counter_ns() - start
-        if self._calls == 1:
-            self._refuse_unfinished(result)
-            self._first_ns, self._kept, self._writes = took, _kept(result), _writes(result)
-        else:
-            same = result is not None and result is self._kept() and _writes(result) == self._writes
-            self.is_cached = same and self._first_ns >= _CACHED_RATIO * took
-            self._kept = lambda: None
-        return result
-
-    def _called(self) -> object:
+        """Call the function, check its result, and return it."""
         dynamo = sys.modules.get("torch._dynamo")  # torch imports `torch._dynamo` to compile.
-        if dynamo is None:
-            return self.call()
-        try:
-            with dynamo.config.patch(fail_on_recompile_limit_hit=True):
-                return self.call()
-        except dynamo.exc.FailOnRecompileLimitHit:
-            limit = f"torch._dynamo.config.recompile_limit ({dynamo.config.recompile_limit})"
-            why = (
-                f"torch would run part of the function uncompiled, beyond {limit}; raise that limit"
-            )
-            raise self._error(f"{self._what}: {why}") from None
+        changes = {"fail_on_recompile_limit_hit": True}
+        start = time.perf_counter_ns()
+        with dynamo.config.patch(changes) if dynamo else contextlib.nullcontext():
+            result = self.call()
+        took_ns = time.perf_counter_ns() - start
+        if self._first is None:
+            self._refuse_unfinished(result)
+            self._first = took_ns, _kept(result), _writes(result)
+        else:
+            first_ns, kept, writes = self._first
+            is_same = result is not None and result is kept() and _writes(result) == writes
+            self.is_cached |= is_same and first_ns >= _CACHED_RATIO * took_ns
+        return result
 
     def _refuse_unfinished(self, result: object) -> None:
         found = result[0] if isinstance(result, list | tuple) and result else result

@@ -26,13 +26,25 @@ class HostClock:
     Attributes:
         method: Method of the rows, `perf_counter`.
         gpu: Clock of a GPU, if this clock uses one.
+        now: Function that waits for the device and returns the present moment, for `ms`.
+        resolution_ms: Smallest step of the clock on any system, ms.
     """
 
     method = "perf_counter"
     gpu = None
+    resolution_ms = 1e-4
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize
+        self.now = self._synchronized if synchronize else time.perf_counter_ns
+
+    def _synchronized(self) -> int:
+        self.synchronize()
+        return time.perf_counter_ns()
+
+    def ms(self, start: int, end: int) -> float:
+        """Return the time between two moments, ms."""
+        return (end - start) / 1e6
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Run the sequence of phases `calls` times, with each phase `inner` times in a row.
@@ -41,41 +53,24 @@ class HostClock:
             Milliseconds per single call, shape [calls][phases].
         """
         rows = []
-        now, synchronize = time.perf_counter_ns, self.synchronize
-        if synchronize:
-            synchronize()
         for _ in range(calls):
-            row = []
+            marks = [self.now()]
             for phase in phases:
-                start = now()
                 for _ in range(inner):
                     phase()
-                if synchronize:
-                    synchronize()
-                row.append((now() - start) / inner / 1e6)
-            rows.append(row)
+                marks.append(self.now())
+            rows.append([self.ms(a, b) / inner for a, b in itertools.pairwise(marks)])
         return rows
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Do nothing, because nanolib finds the end of the warm-up in the samples."""
 
-    def resolution_ms(self) -> float:
-        """Return the smallest step between successive readings, ms."""
-        return _perf_counter_step_ns() / 1e6
-
-
-@functools.cache
-def _perf_counter_step_ns() -> int:
-    readings = [time.perf_counter_ns() for _ in range(2000)]
-    return min(b - a for a, b in itertools.pairwise(readings) if b > a)
-
 
 _UNKNOWN = 64 * 2**20  # If the size of a last-level cache is not known, nanolib assumes 64 MiB.
 _CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # A GPU's clock ramps up in less than half a second.
-_SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
-# Three launches of 100 ms take as long as the GPU's longest sleep, 2**29 cycles.
-_LONGEST_LAUNCH_MS = 100.0
+# A GPU sleeps for about 0.15 s, in which the host can launch most calls three times.
+_SLEEP_CYCLES, _LAUNCH_ROUNDS = 2**28, 3
 
 
 class CudaClock:
@@ -89,10 +84,21 @@ class CudaClock:
     """
 
     method = "cuda_event"
+    resolution_ms = 0.5e-3  # CUDA documents half a microsecond.
 
     def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
         self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
+
+    def now(self) -> torch.cuda.Event:
+        """Record the present moment of the device, for `ms`, without waiting for the device."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Return the time between two moments that the device has reached, ms."""
+        return start.elapsed_time(end)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Run the phases as `HostClock.time_block` does, and return ms, shape [calls][phases]."""
@@ -127,28 +133,17 @@ class CudaClock:
             `host_ms` and `device_ms` of each phase. Both are missing if a phase waits for the
             device, fills the device's queue, or takes the host too long.
         """
-        for doublings in range(_DOUBLINGS):
-            with torch.cuda.device(self.device):
-                torch.cuda.synchronize()
-                torch.cuda._sleep(_SLEEP_CYCLES * 2**doublings)
-                rows, host = [], []
-                is_awake = False
-                while len(rows) < _LAUNCH_ROUNDS and not is_awake:
-                    rows.append(_events(phases))
-                    host.append(_launch(phases, rows[-1]))
-                    is_awake = rows[0][0].query()
-                torch.cuda.synchronize()
-            if not is_awake:
-                device = [_between(marks) for marks in rows]
-                medians = np.median([host, device], axis=1).T.tolist()
-                return [{"host_ms": a, "device_ms": b} for a, b in medians]
-            if sum(host[0]) > _LONGEST_LAUNCH_MS:
-                break
-        return [{} for _ in phases]
-
-    def resolution_ms(self) -> float:
-        """Return the resolution that CUDA documents, half a microsecond, in ms."""
-        return 0.5e-3
+        with torch.cuda.device(self.device):
+            rows = [_events(phases) for _ in range(_LAUNCH_ROUNDS)]
+            torch.cuda.synchronize()
+            torch.cuda._sleep(_SLEEP_CYCLES)
+            host = [_launch(phases, marks) for marks in rows]
+            is_awake = rows[0][0].query()
+            torch.cuda.synchronize()
+        if is_awake:
+            return [{} for _ in phases]
+        medians = np.median([host, [_between(marks) for marks in rows]], axis=1).T.tolist()
+        return [{"host_ms": a, "device_ms": b} for a, b in medians]
 
 
 def _events(phases: Sequence[Call]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanolib.measurement import BadInput, Flag, Measurement
+from nanolib.measurement import Flag, Measurement
 from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
 from nanolib.meters.time.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.time.sampler import (
@@ -17,13 +17,19 @@ from nanolib.meters.time.sampler import (
     BlockSampler,
     Collect,
     Timing,
-    find_steady_state,
     interval_of,
     pause_collector,
 )
 from nanolib.meters.time.turns import Round, take_turns
 from nanolib.stats.intervals import range_confidence
-from nanolib.stats.steady import SteadyState, count_outliers, ljung_box_p, remove_outliers
+from nanolib.stats.steady import (
+    GROUP,
+    SteadyState,
+    count_outliers,
+    ljung_box_p,
+    remove_outliers,
+    steady_state,
+)
 
 
 def measure(
@@ -34,7 +40,6 @@ def measure(
     device: Device = "cpu",
     scope: str = "",
     predicted: float | None = None,
-    outliers: str = "keep",
     cold: bool = False,
     collect: Collect | None = None,
 ) -> Measurement:
@@ -49,8 +54,6 @@ def measure(
         device: Device on which `fn` computes. nanolib uses the clock of this device.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
-        outliers: How to treat outliers. `keep` flags outliers. `remove` drops outliers, as some
-            other tools do, and flags the row.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule.
 
@@ -59,8 +62,8 @@ def measure(
         reason why sampling stopped.
 
     Raises:
-        BadInput: An argument is not valid, torch stops compiling `fn`, or a call only starts its
-            work. For example, a call that returns a future only starts its work.
+        BadInput: A call only starts its work. For example, a call that returns a future only starts
+            its work.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -70,9 +73,7 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    timing = Timing(
-        {scope: fn}, rel_ci, budget_s, str(device), outliers=outliers, cold=cold, collect=collect
-    )
+    timing = Timing({scope: fn}, rel_ci, budget_s, str(device), cold=cold, collect=collect)
     return replace(measure_phases(timing)[scope], predicted=predicted)
 
 
@@ -116,10 +117,8 @@ def measure_in_turns(
         have no rows.
 
     Raises:
-        BadInput: A field of a `Timing` is not valid, or a call cannot be timed.
+        BadInput: A call only starts its work.
     """
-    for timing in timings.values():
-        _check(timing)
     samplers = {}
     wait_for_compilers()
     with watch_cpus() as load, pause_collector():
@@ -139,30 +138,23 @@ def measure_in_turns(
     return rows, rounds
 
 
-def _check(timing: Timing) -> None:
-    for name in ("rel_ci", "budget_s"):
-        value = getattr(timing, name)
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadInput(f"{name}: must be greater than 0, got {value!r}")
-    if timing.outliers not in ("keep", "remove"):
-        raise BadInput(f"outliers: {timing.outliers!r} is not valid; use keep or remove")
-
-
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
     """Make a row for each phase. If there are several phases, also make a row for their sum."""
     blocks, shape = sampler.result()
     clock, per_block = sampler.clock, shape["calls_per_block"]
     series = blocks.reshape(-1, len(timing.phases))
-    steady = find_steady_state(series.sum(axis=1), per_block)
+    steady = steady_state(series.sum(axis=1), max(GROUP, per_block))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
-    cached = shared.pop("cached", [])
     launches = [{} for _ in timing.phases]
     if clock.gpu:
         shared |= clock.gpu.state.summary()
     if clock.gpu and not timing.cold:
         launches = clock.gpu.host_and_device([*timing.phases.values()])
     scopes = dict(zip(timing.phases, series.T, strict=True))
-    own = dict(zip(scopes, launches, strict=True))
+    own = {
+        scope: {"cached": sampler.checks[scope].is_cached} | launch
+        for scope, launch in zip(scopes, launches, strict=True)
+    }
     if len(scopes) > 1:
         scopes[timing.total] = series.sum(axis=1)
         own[timing.total] = {name: sum(one[name] for one in launches) for name in launches[0]}
@@ -173,8 +165,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             steady=steady,
             scope=scope,
             method=clock.method,
-            outliers=timing.outliers,
-            details=shared | own[scope] | ({"cached": True} if scope in cached else {}),
+            details=shared | own[scope],
         )
         for scope, samples in scopes.items()
     }
@@ -195,14 +186,14 @@ def summarize(
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
         calls_per_block: Number of calls in a block.
-        steady: Steady state of the samples. By default, `find_steady_state` finds the state.
+        steady: Steady state of the samples. By default, `steady_state` finds the state.
         scope: Scope of the row.
         method: Method of the clock.
         outliers: How to treat outliers, `keep` or `remove`.
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
-    steady = steady or find_steady_state(x, calls_per_block)
+    steady = steady or steady_state(x, max(GROUP, calls_per_block))
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)

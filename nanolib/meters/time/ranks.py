@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from nanolib.measurement import BadInput
 from nanolib.meters.time.clock import Call, Device, HostClock, synchronizer
 from nanolib.meters.time.sampler import (
     BLOCK_MS,
@@ -42,17 +41,11 @@ class Timer:
     Attributes:
         seconds: Name of a section → time of each of its runs, s.
         group: Process group whose ranks a barrier waits for, or None for all ranks.
-
-    Raises:
-        BadInput: There is no CUDA device.
     """
 
     def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None) -> None:
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
-        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            remedy = "give use_cuda=torch.cuda.is_available()"
-            raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
         self.group = None
         self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
@@ -85,16 +78,9 @@ class Timer:
         """Return the total time of each section, s."""
         return {name: sum(times) for name, times in self.seconds.items()}
 
-    def shares(self) -> dict[str, float]:
-        """Return the total time of compute, wait, communication and other sections, s."""
-        found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
-        for name, seconds in self.totals().items():
-            found[KINDS.get(name.split("_")[0], "other")] += seconds
-        return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
-
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print a table of the sections, and the share of each category in the total time."""
-        width = max([len(name) for name in self.seconds] + [13])
+        """Print a table of the sections, with the number, the sum, the mean and the spread."""
+        width = max([len(name) for name in self.seconds] + [12])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
         for name, times in self.seconds.items():
@@ -103,11 +89,6 @@ class Timer:
             lines.append(
                 f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {mean_ms:8.3f}  {sd_ms:8.3f}"
             )
-        total = sum(self.totals().values())
-        for kind, seconds in self.shares().items():
-            share = seconds / total if total else 0.0
-            lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
-        lines.append(f"{'total':<{width}}         {total:8.3f}")
         write("\n".join(lines))  # One call of `write` keeps a rank's lines together.
 
 
@@ -136,9 +117,6 @@ class _RankSampler(BlockSampler):
 
     def _size(self, call_ms: float) -> tuple[int, int]:
         return 1, math.ceil(BLOCK_MS / _largest(call_ms, self._device))
-
-    def _why_enough(self) -> str:
-        return ""  # All ranks must stop after the same round.
 
 
 class _BarrierClock(HostClock):

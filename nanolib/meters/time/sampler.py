@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from nanolib.measurement import BadInput
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
-from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
+from nanolib.stats.steady import GROUP, steady_state
 
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give no 95 % interval.
 CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
+_SLOW_S = 0.002  # A collection is slow if it takes a large part of a block's time.
 
 # A function that takes blocks with a clock. It returns times in ms, shape [blocks, calls per block,
 # phases], and details.
@@ -37,7 +38,6 @@ class Timing:
         budget_s: Time after which sampling stops, s, but not before six blocks.
         device: Device on which the phases compute.
         total: Scope of the row for the sum of the phases, if there are several phases.
-        outliers: How to treat outliers, `keep` or `remove`.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
             sets a function that interleaves the blocks of two versions.
@@ -54,7 +54,6 @@ class Timing:
     budget_s: float = 10.0
     device: str = "cpu"
     total: str = "total"
-    outliers: str = "keep"
     cold: bool = False
     collect: Collect | None = None
 
@@ -69,13 +68,14 @@ class BlockSampler:
         timing: Phases and stopping rule.
 
     Attributes:
+        checks: Scope of each phase → check of its first two calls.
         stop: Reason why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`.
             While sampling continues, the reason is an empty string.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
         self.clock, self._timing = clock, timing
-        self._checks = {
+        self.checks = {
             scope: CallCheck(call, scope or "fn", BadInput) for scope, call in timing.phases.items()
         }
         self._calls = [*timing.phases.values()]
@@ -94,7 +94,7 @@ class BlockSampler:
             self._collected = timing.collect(self.clock, timing.phases)
             self.stop = "collected"
             return
-        checks = list(self._checks.values())
+        checks = list(self.checks.values())
         self.clock.time_block(checks, 1, 1)
         self.clock.warm_up(self._calls)
         start = time.perf_counter()
@@ -114,7 +114,7 @@ class BlockSampler:
 
     def _size(self, call_ms: float) -> tuple[int, int]:
         """Return the number of readings per block, and the number of calls per reading."""
-        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms()
+        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
 
@@ -137,10 +137,8 @@ class BlockSampler:
             "calls_per_block": per_block,
             "inner": inner,
             "stop": self.stop,
-            "cached": [scope for scope, check in self._checks.items() if check.is_cached],
             "precision": self._timing.rel_ci,
             "budget_s": self._timing.budget_s,
-            "elapsed_s": self._spent_s,
         }
 
 
@@ -150,19 +148,10 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
         return False  # This test avoids the slow search for a steady state.
-    steady = find_steady_state(totals.reshape(-1), totals.shape[1])
+    steady = steady_state(totals.reshape(-1), max(GROUP, totals.shape[1]))
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
-
-
-def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Find the steady state. Cold calls that medians of groups hide belong to the warm-up."""
-    found = steady_state(series, group=max(GROUP, calls_per_block))
-    cold = leading_slow_samples(series) if len(series) >= 8 else 0
-    if cold <= found.cut or cold >= len(series) / 2:
-        return found
-    return replace(found, cut=cold)
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
@@ -180,67 +169,21 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is fast.
+    """Switch the garbage collector off. If a collection is slow, freeze all objects first.
 
-    At the end, nanolib restores the collector's state. Objects that other code froze stay frozen.
-    Within `settled_heap`, nanolib freezes newer objects only if a collection is slow, for example
-    after compilation.
+    Each block ends with a collection, which must be fast. At the end, later collections can free
+    the frozen objects again.
     """
-    was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
-    with _freezing() as freezes:
-        gc.collect()
-        is_slow = within and time.perf_counter() - start > _SLOW_S
-        if freezes or is_slow:
-            gc.freeze()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if is_slow:
-                gc.unfreeze()  # Later collections must free the case's objects.
-            if was_enabled:
-                gc.enable()
-
-
-@contextmanager
-def settled_heap() -> Iterator[Callable[[], None]]:
-    """Freeze all objects between cases, so that a collection within a case is short.
-
-    If torch and a notebook are loaded, a collection of all objects takes 0.1 s. A sweep has a
-    hundred collections.
-
-    Yields:
-        A function to call between cases. The function does nothing if other code froze objects.
-    """
-    within = _frozen_here
-
-    def settle() -> None:
-        if freezes or within:
-            gc.collect()
-            gc.freeze()
-
-    with _freezing() as freezes:
-        yield settle
-
-
-# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least
-# 4,000 frozen objects.
-_AT_START = 1_000
-_frozen_here = False
-_SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
-
-
-@contextmanager
-def _freezing() -> Iterator[bool]:
-    """Yield whether the caller may freeze objects. If so, unfreeze all objects at the end."""
-    global _frozen_here
-    # Counting torch's 500,000 frozen objects takes 20 ms, so a variable records nanolib's freeze.
-    if _frozen_here or gc.get_freeze_count() > _AT_START:
-        yield False
-        return
-    _frozen_here = True
+    was_enabled, start = gc.isenabled(), time.perf_counter()
+    gc.collect()
+    freezes = time.perf_counter() - start > _SLOW_S
+    if freezes:
+        gc.freeze()
+    gc.disable()
     try:
-        yield True
+        yield
     finally:
-        _frozen_here = False
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
+        if was_enabled:
+            gc.enable()

@@ -1,5 +1,6 @@
 """Time several calls in turns, one block of each call per round, so noise affects all calls."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -9,15 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
-from nanolib.meters.interference import cpu_times, load_between
+from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
 from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
-from nanolib.stats.intervals import Interval, TooFewSamples
-from nanolib.stats.signed_ranks import hodges_lehmann
+from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann
 
 # This is the method of each `speed_up` row.
 ROUNDS = "rounds"
-# A reading of the CPU load takes milliseconds, so several rounds share a reading.
-_LABEL_S = 0.3
 # With fewer than 20 clean rounds, nanolib leaves out at most a quarter of the rounds.
 _FEW_BUSY = 0.25
 
@@ -49,14 +47,17 @@ def take_turns(
             function removes the sampler that failed from this mapping.
         seed: Seed of the random order.
         within: Function that returns the context in which a block of a name runs.
-        enough: Function that takes the number of rounds and returns whether all samplers stop.
+        enough: Function that takes the number of rounds and returns whether all samplers stop. By
+            default, each sampler stops by its own rule.
 
     Returns:
         The rounds, in order. `is_busy` marks the busy rounds.
     """
     order, rounds = random.Random(seed), []
-    labels = _BusyLabels() if len(samplers) > 1 else None
-    while waiting := [name for name, sampler in samplers.items() if not sampler.stop]:
+    # A reading of the CPU load takes milliseconds, so several rounds share a reading.
+    readings = [(0, time.monotonic(), cpu_times())]
+    is_group = len(samplers) > 1
+    while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
             with within(name):
@@ -64,36 +65,34 @@ def take_turns(
                 continue
             del samplers[name]
         rounds.append(one)
-        if labels is not None:
-            labels.update(rounds)
+        if is_group and time.monotonic() - readings[-1][1] > shortest_watch_s():
+            readings.append((len(rounds), time.monotonic(), cpu_times()))
         if enough is not None and enough(len(rounds)):
             break
-    if labels is not None:
-        labels.update(rounds, last=True)
+    if is_group:
+        # The last rounds may be too short for a reading of their own.
+        readings[max(1, len(readings) - 1) :] = [(len(rounds), time.monotonic(), cpu_times())]
+        for (first, _, before), (end, _, after) in itertools.pairwise(readings):
+            load = load_between(before, after)
+            for one in rounds[first:end]:
+                one.is_busy = load.is_busy
     return rounds
 
 
-class _BusyLabels:
-    """Label rounds as busy or not busy, from readings of the CPU load."""
+def undisturbed(rounds: Sequence[Round]) -> tuple[list[Round], bool]:
+    """Leave out the busy rounds, if enough rounds are clean.
 
-    def __init__(self) -> None:
-        self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
+    20 clean rounds are enough. Six or more clean rounds are enough if they are at least three
+    quarters of all rounds.
 
-    def update(self, rounds: Sequence[Round], last: bool = False) -> None:
-        """Label the rounds since the last label, if enough time has passed."""
-        if not last and time.monotonic() - self._since < _LABEL_S:
-            return
-        after = cpu_times()
-        load = load_between(self._before, after)
-        if load.taken is not None:
-            is_busy = load.is_busy
-        elif last and self._labeled:  # The last rounds are too short for a reading.
-            is_busy = rounds[self._labeled - 1].is_busy
-        else:
-            return
-        for one in rounds[self._labeled :]:
-            one.is_busy = is_busy
-        self._labeled, self._before, self._since = len(rounds), after, time.monotonic()
+    Returns:
+        The rounds to use, and whether some of these rounds are busy.
+    """
+    clean = [one for one in rounds if not one.is_busy]
+    few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(rounds))
+    if few_busy or len(clean) >= MIN_BLOCKS:
+        return clean, False
+    return [*rounds], len(clean) < len(rounds)
 
 
 def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
@@ -118,9 +117,8 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that contain both calls.
 
-    nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
-    enough if they are at least three quarters of all rounds. Otherwise, all rounds count, and the
-    row has the flag `busy_machine`.
+    nanolib leaves out busy rounds with `undisturbed`. If too few rounds are clean, all rounds
+    count, and the row has the flag `busy_machine`.
 
     Args:
         rounds: Rounds from `take_turns`.
@@ -133,9 +131,7 @@ def speed_up_row(
         The row, or None if fewer than six rounds have both calls.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
-    clean = [one for one in both if not one.is_busy]
-    few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(both))
-    used = clean if few_busy or len(clean) >= MIN_BLOCKS else both
+    used, is_busy = undisturbed(both)
 
     def series(of: str) -> np.ndarray:
         return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])
@@ -155,6 +151,6 @@ def speed_up_row(
         samples=tuple((base / own).tolist()),
         method=ROUNDS,
         scope=scope,
-        flags=(Flag.BUSY_MACHINE,) if used is both and len(clean) < len(both) else (),
-        details={"rounds": len(both), "clean_rounds": len(clean)},
+        flags=(Flag.BUSY_MACHINE,) if is_busy else (),
+        details={"rounds": len(both), "clean_rounds": sum(not one.is_busy for one in both)},
     )
