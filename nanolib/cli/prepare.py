@@ -13,8 +13,10 @@ from nanolib.cli.common import (
     EXIT_OK,
     command,
     echo,
+    file_option,
     option,
     pairs_option,
+    to_json,
 )
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
@@ -127,7 +129,10 @@ def _notebook(name: str) -> Path | None:
 )
 @option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
 @pairs_option
-def plan(model: str, memory: str, pairs: dict[str, str], **rest: Any) -> None:
+@file_option("json", "Write the plan as JSON.")
+def plan(
+    model: str, memory: str, pairs: dict[str, str], json_file: Path | None, **rest: Any
+) -> None:
     """Check whether a model fits in memory, and show what uses the memory.
 
     MODEL is a preset, hf:LlamaForCausalLM, a Hugging Face config.json, or package.module:build.
@@ -145,5 +150,7 @@ def plan(model: str, memory: str, pairs: dict[str, str], **rest: Any) -> None:
         options={name: read_value(name, value) for name, value in pairs.items()},
         **rest,
     )
+    if json_file:
+        json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
     echo(*str(found).split("\n"))
     sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

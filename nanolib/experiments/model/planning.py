@@ -47,6 +47,19 @@ class MemoryPlan:
                 lines.append(f"After the first token, the cache of {use.name} shrinks to {size}")
         return [*lines, *self.notes]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON types, with sizes in bytes."""
+        uses = []
+        for use in self.uses:
+            found = {"use": use.name, "refused": use.refused, "memory": use.memory}
+            found |= {"largest_batches": use.batches, "fits": use.fits}
+            found |= {"bytes": use.breakdown.peak, "kinds": use.breakdown.by_kind}
+            parts = use.breakdown.parts.items()
+            uses.append(
+                found | {"parts": [part._asdict() | {"bytes": size} for part, size in parts]}
+            )
+        return {"title": self.title, "sentences": self.sentences, "uses": uses}
+
     def __str__(self) -> str:
         """Return the sentences, and the tables of memory, of batch sizes and of the largest parts."""
         uses = [use for use in self.uses if not use.refused]

@@ -89,9 +89,9 @@ def test_one_token_has_a_plan_of_inference_alone():
 SMALL_WORDS = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
 
 
-def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory():
+def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_path):
     asked = f"{TINY} --memory 3MiB --seq-len 64 {SMALL_WORDS} --precision pure"
-    ended = invoked("plan", *asked.split())
+    ended = invoked("plan", *asked.split(), "--json", tmp_path / "f.json")
     assert ended.exit_code == 0, ended.output
     assert (
         "These uses fit: inference; decoding" in ended.output and "training needs " in ended.output
@@ -100,6 +100,8 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory():
     _, _, batches = ended.output.partition("The largest batch that fits")
     rows = {line.split()[0]: line.split()[1:] for line in batches.splitlines()[2:5]}
     assert list(rows) == ["64", "256", "1024"] and rows["1024"][2:] == ["—", "—"]
+    for use in json.loads((tmp_path / "f.json").read_text())["uses"]:
+        assert sum(use["kinds"].values()) == sum(p["bytes"] for p in use["parts"]) == use["bytes"]
     ended = invoked("plan", TINY, "--memory", "1KiB", *SMALL_WORDS.split())
     assert ended.exit_code == 1 and "No use fits" in ended.output
     assert "Next: use a smaller model" in ended.output
