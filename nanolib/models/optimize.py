@@ -23,7 +23,6 @@ OPTIMIZATIONS = {
     "checkpoint": ("training",),
     "autocast_bfloat16": _STEPS,
     "autocast_bfloat16_checkpoint": ("training",),
-    "autocast_float16": _STEPS,
 }
 
 
@@ -65,10 +64,9 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
     if name.endswith("checkpoint"):
         _checkpoint(model)
     if name.startswith("autocast"):
-        dtype = torch.float16 if name == "autocast_float16" else torch.bfloat16
 
         def cast(ids: Tensor) -> Tensor:
-            with torch.autocast(ids.device.type, dtype):
+            with torch.autocast(ids.device.type, torch.bfloat16):
                 return forward(ids)
 
         return cast

@@ -28,14 +28,15 @@ def runs_code(name: str) -> bool:
     return bool(name) and not name.startswith(_HF)
 
 
-def check_name(name: str) -> None:
-    """Check the form of a model's name, without running the model's code.
+def check_name(name: str) -> str:
+    """Return a model's name after a check of its form, without running the model's code.
 
     Raises:
         BadInput: The form of the name is not valid.
     """
     if runs_code(name):
         check_function("model", name, ", or hf:LlamaForCausalLM")
+    return name
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
@@ -114,15 +115,6 @@ def fresh_weights(
             yield
     finally:
         torch.set_default_dtype(before)
-
-
-def missing(name: str) -> str:
-    """Return why a class of the package `transformers` is not available, or an empty string."""
-    try:
-        resolve(name)
-    except Unsupported as error:
-        return str(error)
-    return ""
 
 
 def _hugging_face_class(name: str) -> Any:

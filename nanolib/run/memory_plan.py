@@ -98,29 +98,25 @@ class StackMemory:
         self._more = depth - _LOW
         self._stacks = [_followed_calls(at(low), low) for low in lows]
 
-    def breakdowns(
-        self,
-        resized: Callable[[int], int],
-        shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole,
-    ) -> dict[str, MemoryBreakdown]:
-        """Return the memory breakdown at the peak of each scope.
+    def breakdowns(self, batch: int) -> dict[str, list[MemoryBreakdown]]:
+        """Return the memory breakdown at the peak of each section, by scope of the call.
 
         Args:
-            resized: Function that computes a tensor's bytes from its bytes in the planned shape.
-            shared: Function that returns one rank's part of a breakdown, if ranks share the model.
+            batch: Batch size. The recorded calls have the batch size `FOLLOWED_BATCH`.
         """
         found = {}
         for scope in self._stacks[0]:
             trackers = [calls[scope] for calls in self._stacks]
             sections, *higher = (
-                tracker.breakdowns([*map(resized, tracker.sizes)]) for tracker in trackers
+                tracker.breakdowns([bytes_at(batch, size) for size in tracker.sizes])
+                for tracker in trackers
             )
             for stack in higher:
                 sections = {
                     section: low.extrapolate(stack[section], self._more)
                     for section, low in sections.items()
                 }
-            found[scope] = max(map(shared, sections.values()), key=lambda each: each.peak)
+            found[scope] = [*sections.values()]
         return found
 
 
@@ -157,6 +153,7 @@ def followed(work: Any, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
                 _mark(counter, block, (number, place), hooks)
         for kind, tensors in work.kinds().items():
             counter.track_existing(kind, tensors, work.owners())
+        counter.begin("call")  # The section before the call has exactly the existing tensors.
         work.call()
         for kind, tensors in work.kinds().items():
             counter.mark_results(kind, tensors)
@@ -240,7 +237,7 @@ def breakdown_rows(work: Any, device: str, plan: Plan) -> list[Measurement]:
     work.first()  # The plan assumes a first call too.
     gc.collect()
     counter = followed(work)
-    (breakdown,) = counter.breakdowns().values()
+    breakdown = max(counter.breakdowns().values(), key=lambda section: section.peak)
     parts = breakdown.parts
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)

@@ -1,7 +1,7 @@
 """Models that are small enough for a test, and what is planned of one."""
 
 from nanolib import NanoConfig, create_model
-from nanolib.experiments.model.planning import Request
+from nanolib.experiments.model.planner import Request
 
 TINY = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 300, "context_length": 64}
 LLAMA = {

@@ -30,14 +30,12 @@ def _eager_backend(monkeypatch):
 IDS = torch.randint(300, (8, 65), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"), [("autocast_bfloat16", 1e-4, 3e-2), ("autocast_float16", 1e-5, 3e-3)]
-)
-def test_autocast_costs_digits_and_says_how_many(model, name, least, most):
+def test_autocast_costs_digits_and_says_how_many(model):
+    name = "autocast_bfloat16"
     (logits,) = Inferring(model, IDS[:, :-1], name).against_eager(name)
-    assert least < logits.estimate < most
+    assert 1e-4 < logits.estimate < 3e-2
     (loss,) = Training(model, IDS, name).against_eager(name)
-    assert 0 < loss.estimate < most
+    assert 0 < loss.estimate < 3e-2
 
 
 def test_what_cannot_be_checkpointed_says_so():

@@ -1,32 +1,36 @@
-"""Define the parameters and cases of the energy notebook for prefill, decoding and training."""
+"""Define the parameters and cases of the energy notebook: energy, layers and profiling overhead."""
 
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import Field, field_validator
+from torch import nn
 
-from nanolib.experiments.energy.layer_profile import profile
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import random_ids
 from nanolib.experiments.model.steps import Generating
-from nanolib.measurement import Measurement, Measurements, exact
+from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.flops import count_flops
-from nanolib.meters.layers.recording import MODES
+from nanolib.meters.layers.overhead import measure_overhead
+from nanolib.meters.layers.profiler import LayerProfiler
+from nanolib.meters.layers.recording import MODES, ModuleTime
 from nanolib.meters.machine import resolve_device
+from nanolib.meters.time.clock import synchronizer
+from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.trace import Trace
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
 
-# A recording must last this many times as long as the idle window and the measurement window
-# together, because nanolib also calls the model between and after these windows.
-_TRACE_FACTOR = 1.5
+_MIN_CALLS = 12  # Smallest number of profiled calls.
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -82,25 +86,16 @@ class Params(OwnModelParams):
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
 
-    @model_validator(mode="after")
-    def _trace_lasts(self) -> Self:
-        if self.power_trace:
-            t_s, _ = self.recording()
-            needed = _TRACE_FACTOR * (self.idle_s + self.window_s)
-            if t_s[-1] < needed:
-                raise ValueError(
-                    f"power_trace: {expanded(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
-                    f"idle_s and window_s need {needed:g} s; use a longer recording, or reduce both"
-                )
-        return self
-
-    def recording(self) -> tuple[list[float], list[float]]:
-        """Return the times and the power of the recording, in s and W."""
-        return read_trace(expanded(self.power_trace))
+    @field_validator("power_trace")
+    @classmethod
+    def _is_a_recording(cls, path: str) -> str:
+        if path:
+            read_trace(expanded(path))
+        return path
 
     def sources(self) -> list[ReplaySource] | None:
         """Return the recording as the source of power, or None for the sensors of this machine."""
-        return [ReplaySource(*self.recording())] if self.power_trace else None
+        return [ReplaySource(*read_trace(expanded(self.power_trace)))] if self.power_trace else None
 
 
 @dataclass(frozen=True)
@@ -160,7 +155,7 @@ class EnergyCase(ModelWorkCase):
             call = step.generation.prefill if is_prefill else step.generation.decode
         for _ in range(2):
             call()
-        trace(Workload(self.phase, call, tuple), self, params)
+        trace(Workload(self.phase, call), self, params)
         readings = Trace()
         yield readings
         yield from self._energy_rows(params, call, readings)
@@ -190,6 +185,104 @@ class EnergyCase(ModelWorkCase):
         yield Measurement("latency", 1e3 * window.seconds / calls, message=message, **once)
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
         yield from rows
+
+
+def profile(
+    phase: str, model: nn.Module, call: Callable[[], object], params: Params, readings: Trace
+) -> Measurements:
+    """Measure the overhead of each profiling mode, and then profile calls in a window.
+
+    The overhead of the deepest mode decides how often the window records a call in detail. The
+    window has at least twelve calls, and at least two of them are detailed in a mode with details.
+
+    Args:
+        phase: Phase of the model, and first word of the scope of each row.
+        model: Model to profile.
+        call: Function that calls the model once.
+        params: Parameters of the energy notebook. The deepest mode in `profiling` profiles the
+            layers.
+        readings: Receiver of all readings of the window.
+
+    Yields:
+        An `overhead` row per mode, and a row that compares the baseline with itself. A `layer_time`
+        row per layer (ms per call), with operations and statistics in the details. A
+        `layer_energy` row per layer and source (J per call), from the layer's share of the time.
+    """
+    modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
+    *_, config = modes.values()
+    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+    rows = [*measure_overhead(model, call, modes, scope=phase, **limits)]
+    yield from rows
+    if config.turns:
+        config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
+    device = next((weight.device for weight in model.parameters()), "cpu")
+    sample_s = config.power_sample_interval_ms / 1e3
+    meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device, trace=readings)
+    synchronize = synchronizer(device)
+    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.turns else 0)
+    calls = 0
+    profiler = LayerProfiler(model, config, trace=readings)
+    with meter, profiler, meter.window(phase) as window:
+        while calls < least or time.monotonic() < window.start_s + params.window_s:
+            begin = time.monotonic()
+            call()
+            synchronize()  # Otherwise, nanolib would time only the launches.
+            ns = round(1e9 * (time.monotonic() - begin))
+            readings.rows["tokens"].append((readings.at_us(begin), ns))
+            calls += 1
+    rows = meter.measurements(window)
+    joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
+    layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
+    whole = sum(sum(layer.calls_ms) for layer in layers)
+    for layer in layers:
+        row = _layer_row(phase, layer, whole)
+        yield row
+        yield from (_energy_row(row, energy, calls) for energy in joules)
+
+
+def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
+    details = {"layer": layer.name, "share": sum(layer.calls_ms) / whole_ms}
+    if layer.passes:
+        # The rest of the call is the time between operations.
+        operations = {name: ms / layer.passes for name, ms in layer.operations.items()}
+        between = statistics.median(layer.calls_ms) - sum(operations.values())
+        details["operations_ms"] = operations | {"between": max(0.0, between)}
+    low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
+    return Measurement(
+        "layer_time",
+        estimate,
+        low,
+        high,
+        confidence,
+        n=len(layer.calls_ms),
+        samples=tuple(layer.calls_ms),
+        method="wrapped_forward",
+        scope=f"{phase} {layer.name}",
+        details=details,
+    )
+
+
+def _energy_row(row: Measurement, window: Measurement, calls: int) -> Measurement:
+    """Estimate a layer's energy from its share of the time, because no sensor measures a layer.
+
+    Args:
+        row: Row of the layer's time.
+        window: Row of the energy of the window.
+        calls: Number of calls in the window.
+    """
+    factor = row.details["share"] / calls
+    return replace(
+        window,
+        metric="layer_energy",
+        estimate=factor * window.estimate,
+        low=factor * window.low,
+        high=factor * window.high,
+        provenance=Provenance.ESTIMATED,
+        method=f"attributed:time_share {window.method}",
+        scope=row.scope,
+        message="energy of one call, times the layer's share of the forward pass",
+        details={"layer": row.details["layer"], "of": window.details["of"]},
+    )
 
 
 def cases(params: Params) -> list[Case]:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -28,7 +29,6 @@ from nanolib.models.user import (
     build_model,
     context_length,
     hugging_face_config,
-    missing,
     runs_code,
 )
 from nanolib.numbers import MIB
@@ -135,8 +135,7 @@ class ModelCase(Case):
             return count_by_formula(self)
         counted = look_at(self.planned_as).counted
         if run and (counted is None or counted.count.unread_masks):
-            count_by_running(self.planned_as)
-            return look_at(self.planned_as).counted
+            return count_by_running(self.planned_as)
         return counted
 
     def __str__(self) -> str:
@@ -146,16 +145,15 @@ class ModelCase(Case):
 
     def unsupported(self) -> str:
         """Return why the case cannot run here. The check runs none of the user's code."""
+        if not self.runs_code and (reason := self.plan().unsupported):
+            return reason
         length = self.context_length if self.mode == "generation" else None
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
                 f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
                 f"the context_length {length}; shorten seq_lens or lower new_tokens"
             )
-        reason = ""
-        if self.own and not self.runs_code:
-            reason = missing(self.preset) or self.plan().unsupported
-        return reason or unsupported_on(self.optimization, self.device)
+        return unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
         """Plan the peak memory without running the case."""
@@ -238,7 +236,7 @@ class ModelCase(Case):
         yield from step.against_eager(self.optimization)
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
         if count is None and isinstance(step, Inferring):
-            count = count_flops(step.eager_result)
+            count = count_flops(partial(step.result, step.eager))
         yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
         if count:
             yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)

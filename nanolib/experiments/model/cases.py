@@ -18,7 +18,6 @@ from nanolib.models.user import (
     check_name,
     context_length,
     hugging_face_config,
-    layers_field,
     runs_code,
 )
 from nanolib.run import params as shared
@@ -26,27 +25,14 @@ from nanolib.run.case import Case
 from nanolib.run.peaks_case import ceiling_cases
 
 
-def valid_model(name: str) -> str:
-    """Check the syntax of the name of a user's model, without running code.
-
-    Raises:
-        ValueError: The syntax of the name is not valid.
-    """
-    try:
-        check_name(name)
-    except BadInput as error:
-        raise ValueError(error.lines[0].removeprefix("model: ")) from None
-    return name
-
-
 def preset_or_model(name: str) -> str:
     """Return `name` if it names a preset or a model of your own.
 
     Raises:
-        ValueError: The preset does not exist, or the syntax of the name is not valid.
+        BadInput: The preset does not exist, or the syntax of the name is not valid.
     """
     if ":" in name:
-        return valid_model(name)
+        return check_name(name)
     NanoConfig.from_preset(name)
     return name
 
@@ -69,12 +55,7 @@ class OwnModelParams(shared.Params):
     model: str = Field("", max_length=500)
     model_options: dict[str, Any] = Field(default_factory=dict)
 
-    _model = field_validator("model")(valid_model)
-
-    @property
-    def reads(self) -> tuple[str, int]:
-        """Return the parameter that sets the longest sequence, and the length of that sequence."""
-        return self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
+    _model = field_validator("model")(check_name)
 
     def models(self) -> list[tuple[str, dict[str, Any]]]:
         """Return your own model with its options, or each preset with the overrides."""
@@ -97,12 +78,13 @@ class OwnModelParams(shared.Params):
                 raise ValueError(
                     f"overrides: the parameter {parameter} sets {name}; remove {name} from overrides"
                 )
+        longest = self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
-                shared.check_preset(preset, changes, self.reads)
+                shared.check_preset(preset, changes, longest)
         elif not runs_code(self.model):
             with contextlib.suppress(Unsupported):  # The cases report a missing library.
-                check_hugging_face(self.model, self.model_options, *self.reads)
+                check_hugging_face(self.model, self.model_options, *longest)
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
@@ -133,14 +115,12 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         Unsupported: The package transformers is not installed.
     """
     config = hugging_face_config(name, options)
-    context, layers = context_length(config), layers_field(config)
+    context = context_length(config)
     if context is not None and longest > context:
         raise BadInput(
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
             f"shorten the sequence, or raise max_position_embeddings to {longest}"
         )
-    if layers and getattr(config, layers) < 1:
-        raise BadInput(f"model_options: {layers} must be at least 1, got {getattr(config, layers)}")
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
@@ -220,12 +200,12 @@ def _model_cases(
     params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
 ) -> Iterator[ModelCase]:
     shapes = [*product(params.seq_lens, params.batch_sizes)]
-    batches = [size for size in params.generation_batch_sizes if size not in params.batch_sizes]
+    longest = product([max(params.seq_lens)], params.generation_batch_sizes)
     uses = {"inference": shapes}
     if params.train:
         uses["training"] = shapes
     if params.new_tokens:
-        uses["generation"] = [*shapes, *((max(params.seq_lens), size) for size in batches)]
+        uses["generation"] = dict.fromkeys([*shapes, *longest])
     for mode, shapes in uses.items():
         eager = ["eager"] if mode == "generation" else []
         new_tokens = params.new_tokens if mode == "generation" else 0

@@ -29,21 +29,18 @@ def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
     if (positions := min(_POSITIONS, length - 1)) < 1:
         return
     ids = ids[:, : 2 * length].reshape(-1, length)
-    try:
+    with contextlib.suppress(Unsupported):  # Not every model has a cache and finite logits.
         batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
-    except Unsupported:
-        return
-    others = {
-        "run_to_run": (batch, lambda: _read(model, ids, positions)),
-        "batch": (alone, lambda: batch[:1]),
-        "decode": (alone, lambda: _decode(model, ids[:1], positions)),
-    }
-    for scope, (logits, other) in others.items():
-        row = {"scope": scope, "method": f"logits of the last {positions} positions"}
-        with contextlib.suppress(Unsupported):  # Not every model has a cache and finite logits.
-            ulps, agreement = compare_logits(logits, other())
-            yield exact("ulp_difference", ulps, **row)
-            yield exact("greedy_agreement", agreement, **row)
+        yield from _rows("run_to_run", batch, _read(model, ids, positions))
+        yield from _rows("batch", alone, batch[:1])
+        yield from _rows("decode", alone, _decode(model, ids[:1], positions))
+
+
+def _rows(scope: str, some: Tensor, others: Tensor) -> Measurements:
+    row = {"scope": scope, "method": f"logits of the last {some.shape[1]} positions"}
+    ulps, agreement = compare_logits(some, others)
+    yield exact("ulp_difference", ulps, **row)
+    yield exact("greedy_agreement", agreement, **row)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from nanolib.models.user import (
     silent,
 )
 from nanolib.run.case import Plan
-from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory, bytes_at
+from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
 from nanolib.run.timeout import answers_of, planning_time_limit
 from nanolib.torch_internals import TorchDispatchMode
 
@@ -167,15 +167,13 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 
 
 def _look(case: Any) -> Look:
-    if case.own:
-        resolve(case.preset)
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
     plan = Plan()
     try:
         with planning_time_limit():
-            found = recorded(case).breakdowns(partial(bytes_at, case.batch_size))
-            plan = Plan({scope: breakdown.peak for scope, breakdown in found.items()})
+            found = recorded(case).breakdowns(case.batch_size)
+            plan = Plan({scope: max(each.peak for each in found[scope]) for scope in found})
             with without_data(case.own):
                 return Look(plan, _count(case) if case.own else None)
     except Unsupported as error:
@@ -191,26 +189,27 @@ def recorded(case: Any) -> StackMemory:
     """
     case = replace(case, name="", batch_size=FOLLOWED_BATCH)
     if case.case_id not in _STACKS:
-        layers, depth = blocks_of(case)
+        layers, depth = _blocks_of(case)
         with without_data(case.own):
             _STACKS[case.case_id] = StackMemory(depth, partial(case.at_depth, layers))
     return _STACKS[case.case_id]
 
 
-def blocks_of(case: Any) -> tuple[str, int]:
+def _blocks_of(case: Any) -> tuple[str, int]:
     """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
     if not case.own:
         return "num_layers", case.config.num_layers
+    if case.runs_code:  # nanolib does not know the options of a user's code.
+        return "", 0
     key = f"{case.preset} {case.overrides}"
     if key not in _BLOCKS:
-        _BLOCKS[key] = _own_blocks(case)
+        _BLOCKS[key] = _equal_blocks(case)
     return _BLOCKS[key]
 
 
-def _own_blocks(case: Any) -> tuple[str, int]:
-    # nanolib does not know the options of a user's code.
-    config = None if case.runs_code else hugging_face_config(case.preset, case.overrides)
-    field = layers_field(config) if config else ""
+def _equal_blocks(case: Any) -> tuple[str, int]:
+    config = hugging_face_config(case.preset, case.overrides)
+    field = layers_field(config)
     per_layer = any(isinstance(value, list | tuple) for value in case.overrides.values())
     if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
         return "", 0
@@ -222,9 +221,11 @@ def _own_blocks(case: Any) -> tuple[str, int]:
     return (field, depth) if equal else ("", 0)
 
 
-def count_by_running(case: Any) -> None:
+def count_by_running(case: Any) -> Counted:
     """Run the model to count work that depends on data, and store the result for `look_at`."""
-    _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
+    counted = _count(case)
+    _LOOKS[case.case_id] = replace(look_at(case), counted=counted)
+    return counted
 
 
 def _count(case: Any) -> Counted:

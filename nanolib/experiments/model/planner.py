@@ -1,30 +1,24 @@
 """Plan the memory of each use of a model, and find the largest batches that fit."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
+from pydantic import ByteSize, Field, field_validator, model_validator
 
+from nanolib.config import DTYPES, PRESETS
 from nanolib.experiments.model.case import ModelCase
-from nanolib.experiments.model.look import blocks_of, recorded
-from nanolib.measurement import BadInput, MemoryKind, Unsupported
+from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
+from nanolib.experiments.model.look import recorded
+from nanolib.measurement import MemoryKind, Unsupported
 from nanolib.meters.memory import why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
-from nanolib.models.user import resolve
-from nanolib.run.memory_plan import bytes_at
+from nanolib.params import StrictModel
+from nanolib.run import params as shared
 from nanolib.run.timeout import planning_time_limit
-
-MAX_BATCH = 65_536
-_LONGEST = 2**17  # Masks of longer sequences have too many tiles to plan.
-_NOTHING = MemoryBreakdown({})
-_TEXT_ONLY = (
-    "to plan only its text model, use a config.json with the fields of text_config, "
-    "and with the class of the text model, such as Gemma3ForCausalLM, in architectures"
-)
-_SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
 # Each use of a model has a mode, an optimization, and an optimization for mixed precision.
 USES = {
@@ -33,6 +27,88 @@ USES = {
     "training": ("training", "eager", "autocast_bfloat16"),
     "training, checkpointed": ("training", "checkpoint", "autocast_bfloat16_checkpoint"),
 }
+MAX_BATCH = 65_536
+_LONGEST = 2**17  # Masks of longer sequences have too many tiles to plan.
+_TEXT_ONLY = (
+    "to plan only its text model, use a config.json with the fields of text_config, "
+    "and with the class of the text model, such as Gemma3ForCausalLM, in architectures"
+)
+
+
+class Request(StrictModel):
+    """Arguments of `plan`."""
+
+    model: str
+    memory: ByteSize = Field(gt=0)
+    seq_len: shared.Length = 1024
+    batch_size: shared.Batch = 1
+    dtype: Literal[DTYPES] | None = None
+    precision: Literal["mixed", "pure"] | None = None
+    kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    _model = field_validator("model")(preset_or_model)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if "dtype" in self.options:
+            raise ValueError("options: dtype is not an option of the model; use --dtype")
+        case = self.case
+        if case.own and not case.runs_code:
+            check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
+        if reason := case.not_planned():
+            raise ValueError(
+                f"attention_type: {case.attention_type} has no plan ({reason}); use dense"
+            )
+        return self
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether training uses mixed precision."""
+        return self.precision == "mixed" or (self.precision is None and self.dtype is None)
+
+    @property
+    def title(self) -> str:
+        """Describe the dtypes, the shape and the memory of the request."""
+        precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
+        cache = f", cache in {self.kv_dtype}" if self.kv_dtype else ""
+        shape = f"{self.batch_size} × {self.seq_len} tokens"
+        return f"{precision}{cache}, {shape}, memory {format_bytes(self.memory)}"
+
+    @property
+    def case(self) -> ModelCase:
+        """Return the case of a forward pass of the model."""
+        options, kind = self.options, "own"
+        if self.model in PRESETS:
+            # The context grows with the sequence, unless an option sets the context.
+            context = PRESETS[self.model]["context_length"]
+            options = {"context_length": max(context, self.seq_len)} | options
+            kind = options.get("attention_type", "dense")
+        shape = (self.seq_len, self.batch_size, self.dtype or "float32")
+        return ModelCase("cpu", self.model, self.model, options, kind, *shape, "inference")
+
+    def case_of(self, use: str, length: int) -> ModelCase:
+        """Return the case of a use with `length` tokens per sequence."""
+        mode, *optimizations = USES[use]
+        case = replace(self.case, mode=mode, optimization=optimizations[self.is_mixed])
+        if mode == "training" and self.is_mixed:
+            return replace(case, seq_len=length, dtype="float32")
+        if mode != "generation":
+            return replace(case, seq_len=length)
+        # Windows of the package transformers keep the whole prompt until the first token.
+        new_tokens = 2 if self.model.startswith("hf:") else 1
+        return replace(case, seq_len=length - 1, new_tokens=new_tokens)
+
+    @property
+    def contexts(self) -> list[int]:
+        """Return the context lengths to plan.
+
+        These are the requested length, the largest power of two in the model's context, and a
+        quarter of that power.
+        """
+        most = min(max(self.seq_len, self.case.context_length or 0), _LONGEST)
+        power = 1 << most.bit_length() - 1
+        return sorted({self.seq_len, *(power // part for part in (4, 1) if power >= part)})
 
 
 @dataclass(frozen=True)
@@ -41,17 +117,19 @@ class Use:
 
     Attributes:
         name: Key of `USES`.
-        memory: Available memory of one rank, in bytes.
-        breakdown: Parts of the peak memory of one rank.
+        memory: Available memory, in bytes.
+        breakdown: Parts of the peak memory.
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
+        small_cache: Bytes of the cache after the first token, if the prompt needs a larger cache.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
     name: str
     memory: int
-    breakdown: MemoryBreakdown = _NOTHING
+    breakdown: MemoryBreakdown = field(default_factory=lambda: MemoryBreakdown({}))
     batches: Mapping[int, int] = field(default_factory=dict)
+    small_cache: int = 0
     refused: str = ""
 
     @property
@@ -59,113 +137,101 @@ class Use:
         """Return whether the peak fits in the available memory."""
         return not self.refused and self.breakdown.peak <= self.memory
 
-
-def uses_of(request: Any) -> Iterator[Use]:
-    """Plan each use of a model, and find the largest batch that fits at each length.
-
-    Args:
-        request: A `planning.Request`.
-
-    Raises:
-        BadInput: The model does not exist, or ranks cannot share the model.
-    """
-    source, late = request.case, ""
-    if source.runs_code:
-        resolve(source.preset)
-    if request.ranks > 1 and not blocks_of(source)[1]:
-        raise BadInput(
-            f"ranks: FSDP needs equal blocks, and nanolib finds none in {source.preset}; use 1 rank"
+    @property
+    def remedy(self) -> str:
+        """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
+        peak, by_kind = self.breakdown.peak, self.breakdown.by_kind
+        kind = max(by_kind, key=lambda kind: by_kind[kind])
+        ways = [
+            f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
+        ]
+        return (
+            f"{self.name} needs {format_bytes(peak)}, "
+            f"{format_bytes(peak - self.memory)} more than available; "
+            f"{kind} are {by_kind[kind] / peak:.0%} of the peak. "
+            f"Next: use {ways[-1] if ways else 'a smaller model'}"
         )
+
+
+def uses_of(request: Request) -> list[Use]:
+    """Plan each use of a model, and find the largest batch that fits at each length."""
+    uses, late = [], ""
     for name in USES:
-        found = partial(Use, name, request.memory)
-        breakdown, batches = _NOTHING, {}
-        if late:
-            yield found(refused=late)
-            continue
         try:
-            with planning_time_limit():
-                breakdown = planned(request, name, source.seq_len, source.batch_size)
-            for length in _contexts(source):
-                with planning_time_limit():
-                    batches[length] = _largest_batch(request, name, length)
-            yield found(breakdown, batches)
-        except Unsupported as error:
-            yield found(refused=str(error))
+            uses.append(_use(request, name))
         except TimeoutError as error:  # A model that computes token by token takes too long.
             late = f"{error}; lower seq_len"
-            yield found(breakdown, batches, refused="" if breakdown.parts else late)
+            break
         except (Exception, SystemExit) as error:  # A model that reads tensor values has no plan.
             reason = why_not_planned(error)
-            if "text_config" in source.overrides:
+            if isinstance(error, Unsupported):
+                reason = str(error)
+            elif "text_config" in request.options:
                 reason = f"{reason.split(';')[0]}; {_TEXT_ONLY}"
-            yield found(refused=reason)
+            uses.append(Use(name, request.memory, refused=reason))
+    return uses + [Use(name, request.memory, refused=late) for name in [*USES][len(uses) :]]
 
 
-def _contexts(source: ModelCase) -> list[int]:
-    """Return the context lengths to plan.
-
-    These are the requested length, the largest power of two in the model's context, and a quarter
-    of that power.
-    """
-    length = source.seq_len
-    most = min(max(length, source.context_length or 0), _LONGEST)
-    power = 1 << most.bit_length() - 1
-    return sorted({length, *(power // part for part in (4, 1) if power >= part)})
-
-
-def _largest_batch(request: Any, name: str, length: int) -> int:
-    """Return the largest batch that fits, or 0 if no sequence fits."""
-    batches = range(request.ranks, MAX_BATCH + 1, request.ranks)
-    fitting = bisect_right(
-        batches, request.memory, key=lambda batch: planned(request, name, length, batch).peak
-    )
-    return request.ranks * fitting
+def _use(request: Request, name: str) -> Use:
+    with planning_time_limit():
+        breakdown = planned(request, name, request.seq_len, request.batch_size)
+    batches = {}
+    with suppress(TimeoutError):
+        for length in request.contexts:
+            with planning_time_limit():
+                batches[length] = _largest_batch(request, name, length)
+    small_cache = _small_cache(request) if name == "decoding" else 0
+    return Use(name, request.memory, breakdown, batches, small_cache)
 
 
-def planned(request: Any, name: str, length: int, batch: int) -> MemoryBreakdown:
-    """Plan the peak memory of one rank for a use of the model.
+def planned(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:
+    """Plan the peak memory of a use of the model.
 
     Args:
-        request: A `planning.Request`.
+        request: Request with the model and the dtypes.
         name: Key of `USES`.
         length: Tokens per sequence. At the end of decoding, the cache contains `length` tokens.
-        batch: Number of sequences over all ranks.
+        batch: Number of sequences.
     """
-    case = _case(request, name, length)
-    resized = partial(bytes_at, batch // request.ranks)
-    scopes = recorded(case).breakdowns(resized, partial(_shared, request, case))
-    return max(scopes.values(), key=lambda found: found.peak)
+    scopes = _scopes(request, name, length, batch).values()
+    return max((each for sections in scopes for each in sections), key=lambda each: each.peak)
 
 
-def _case(request: Any, name: str, length: int) -> ModelCase:
-    mode, *optimizations = USES[name]
-    case = replace(request.case, mode=mode, optimization=optimizations[request.is_mixed])
-    if request.is_mixed and mode == "training":
-        case = replace(case, dtype="float32")
-    if mode == "generation":
-        return replace(case, seq_len=length - 1, new_tokens=1)
-    return replace(case, seq_len=length)
-
-
-def _shared(request: Any, case: ModelCase, whole: MemoryBreakdown) -> MemoryBreakdown:
-    """Return the memory of one rank: its share of the model, and the gathered weights."""
+def _scopes(
+    request: Request, name: str, length: int, batch: int
+) -> dict[str, list[MemoryBreakdown]]:
+    """Return the memory at the peak of each section of each call, with the requested cache."""
+    case = request.case_of(name, length)
     item = getattr(torch, request.kv_dtype or case.dtype).itemsize
-    parts = {
-        part: size * item // case.item if part.kind == MemoryKind.CACHE else size
-        for part, size in whole.parts.items()
-    }
-    if request.ranks == 1:
+
+    def stored(whole: MemoryBreakdown) -> MemoryBreakdown:
+        parts = {
+            part: size * item // case.item if part.kind == MemoryKind.CACHE else size
+            for part, size in whole.parts.items()
+        }
         return MemoryBreakdown(parts)
-    depth, sizes = blocks_of(case)[1], [0, 0]
-    for part, size in whole.parts.items():
-        if part.kind == MemoryKind.WEIGHTS:
-            sizes[".*" in part.module] += size
-    outside, block = sizes[0], sizes[1] // depth
-    for part in parts:
-        if part.kind in _SHARDED:
-            parts[part] = -(-parts[part] // request.ranks)
-    if MemoryKind.GRADIENTS in whole.by_kind:
-        scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
-        parts[scattered] = outside + block
-    # FSDP gathers the weights of the current block and of the next block.
-    return MemoryBreakdown(parts | {Part(MemoryKind.GATHERED): outside + min(2, depth) * block})
+
+    found = recorded(case).breakdowns(batch)
+    return {scope: [*map(stored, sections)] for scope, sections in found.items()}
+
+
+def _largest_batch(request: Request, name: str, length: int) -> int:
+    """Return the largest batch that fits, or 0 if no sequence fits."""
+    return bisect_right(
+        range(1, MAX_BATCH + 1),
+        request.memory,
+        key=lambda batch: planned(request, name, length, batch).peak,
+    )
+
+
+def _small_cache(request: Request) -> int:
+    """Return the bytes of the cache after the first token, or 0 if the prompt needs no larger cache."""
+    scopes = _scopes(request, "decoding", request.seq_len, request.batch_size)
+    prompt = max(each.by_kind.get(MemoryKind.CACHE, 0) for each in scopes["prefill"])
+    later = max(each.parts.get(Part(MemoryKind.CACHE), 0) for each in scopes["decode"])
+    return later if later < prompt else 0
+
+
+def format_bytes(size: int) -> str:
+    """Format an amount of memory with its unit."""
+    return ByteSize(size).human_readable(separator=" ")

@@ -1,6 +1,7 @@
 """Define the calls of a model: a forward pass, a training step, and generation."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,6 @@ from nanolib.models.training import next_token_loss
 from nanolib.models.user import logits_of
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
-from nanolib.torch_internals import FakeTensor
 
 
 class Step(Workload):
@@ -28,6 +28,8 @@ class Step(Workload):
         ids: Input of the model, int64, shape [batch, length], or [batch, length + 1] for training.
         phases: Parts of the call by scope, in the order in which the parts run.
         tokens: Number of tokens that a call reads or generates.
+        eager: Argument of `result` without the optimization.
+        optimized: Argument of `result` with the optimization.
     """
 
     scope: str
@@ -36,6 +38,8 @@ class Step(Workload):
     ids: Tensor
     phases: dict[str, Callable[[], object]]
     tokens: int
+    eager: Any
+    optimized: Any
 
     def __call__(self) -> None:
         """Run all phases in order."""
@@ -61,11 +65,8 @@ class Step(Workload):
         """Yield the calls whose memory is measured: by default, only the whole call."""
         yield self
 
-    def result(self) -> Any:
+    def result(self, forward: Any) -> Any:
         """Compute the result to compare, without an effect on later calls."""
-
-    def eager_result(self) -> Any:
-        """Compute the same result without the optimization."""
 
     def against_eager(self, optimization: str) -> Measurements:
         """Measure the compile time and the difference from the eager result."""
@@ -74,10 +75,10 @@ class Step(Workload):
             yield compile_row(first_ms, later_ms)
         if optimization in ("eager", "checkpoint"):
             return  # Checkpoints change only the backward pass.
-        eager, again = self.eager_result(), self.eager_result()
+        eager, again = (self.result(self.eager) for _ in range(2))
         # A result that depends on random numbers, such as those of dropout, cannot be compared.
         if isinstance(eager, Tensor) and torch.equal(eager, again):
-            error = relative_error(self.result(), eager)
+            error = relative_error(self.result(self.optimized), eager)
             yield exact("relative_error", error, scope="against_eager", method=self.compared)
 
 
@@ -94,23 +95,19 @@ class Inferring(Step):
 
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
         self.model, self.ids = model.eval(), ids
-        self._eager = logits_of(model)
-        self._forward = optimize(optimization, model, self._eager, ids)
-        self.phases, self.tokens = {self.scope: self.result}, ids.numel()
+        self.eager = logits_of(model)
+        self.optimized = optimize(optimization, model, self.eager, ids)
+        self.phases = {self.scope: partial(self.result, self.optimized)}
+        self.tokens = ids.numel()
 
     @torch.no_grad()  # torchao's FP8 with a scale per row fails in inference_mode.
-    def result(self) -> Any:
+    def result(self, forward: Any) -> Any:
         """Compute the logits."""
-        return self._forward(self.ids)
-
-    @torch.no_grad()
-    def eager_result(self) -> Any:
-        """Compute the logits without the optimization."""
-        return self._eager(self.ids)
+        return forward(self.ids)
 
 
 class Training(Step):
-    """Forward pass, backward pass and step of AdamW, with a scaled loss under fp16 autocast.
+    """Forward pass, backward pass and step of AdamW.
 
     Args:
         model: Model to train. The step sets the model to training mode.
@@ -122,13 +119,9 @@ class Training(Step):
 
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
         self.model, self.ids = model.train(), ids
-        self._eager = logits_of(model)
-        self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
+        self.eager = logits_of(model)
+        self.optimized = optimize(optimization, model, self.eager, ids[:, :-1])
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        # A scaler reads the values of tensors, and the tensors of a plan have no values.
-        has_data = not isinstance(ids, FakeTensor)
-        scaled = has_data and optimization == "autocast_float16"
-        self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
         self._loss = torch.zeros(())
         self.phases = {
             "forward": self.forward,
@@ -139,25 +132,20 @@ class Training(Step):
 
     def forward(self) -> None:
         """Compute the loss."""
-        self._loss = next_token_loss(self._forward, self.ids)
+        self._loss = next_token_loss(self.optimized, self.ids)
 
     def backward(self) -> None:
         """Compute the gradients."""
-        self._scaler.scale(self._loss).backward()
+        self._loss.backward()
 
     def optimizer_step(self) -> None:
         """Update the weights and free the gradients."""
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def result(self) -> Tensor:
+    def result(self, forward: Any) -> Tensor:
         """Compute the loss."""
-        return next_token_loss(self._forward, self.ids).detach()
-
-    def eager_result(self) -> Tensor:
-        """Compute the loss without the optimization."""
-        return next_token_loss(self._eager, self.ids).detach()
+        return next_token_loss(forward, self.ids).detach()
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return the weights, the input and the optimizer's states by `MemoryKind`."""
@@ -173,8 +161,7 @@ class Training(Step):
         return {id(state): weight for weight, state in self._states()}
 
     def _states(self) -> list[tuple[Tensor, Tensor]]:
-        states = [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
-        return [(w, v) for w, v in states if isinstance(v, Tensor)]
+        return [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
 
 
 class Generating(Step):
@@ -194,17 +181,19 @@ class Generating(Step):
     ) -> None:
         self.model, self.ids, self.tokens = model.eval(), prompt, len(prompt)
         captured = optimization == "cuda_graph"
-        self.generation = generation_of(model, prompt, new_tokens, captured)
+        self.generation = self.optimized = generation_of(model, prompt, new_tokens, captured)
         self.phases = {self.scope: self.generation.decode}
 
-    def result(self) -> Tensor:
-        """Generate all new tokens, and return the cache as one vector."""
-        return _filled_cache(self.generation)
+    @property
+    def eager(self) -> Any:
+        """Return another generation from the same prompt, without the optimization."""
+        return generation_of(self.model, self.ids, self.generation.new_tokens)
 
-    def eager_result(self) -> Tensor:
-        """Generate all new tokens without the optimization, and return the cache."""
-        new_tokens = self.generation.new_tokens
-        return _filled_cache(generation_of(self.model, self.ids, new_tokens))
+    @torch.no_grad()
+    def result(self, forward: Any) -> Tensor:
+        """Generate all new tokens, and return the cache as one vector."""
+        forward.all_tokens()
+        return torch.cat([x.flatten() for x in forward.cache.tensors])
 
     def filled(self) -> list[Tensor]:
         """Read the prompt and return the tensors of the filled cache."""
@@ -250,9 +239,3 @@ class _Prefill(Step):
         """Read the prompt and empty the cache, so that only the masks of the prompt remain."""
         self.generation.prefill()
         self.generation.forget()
-
-
-@torch.no_grad()
-def _filled_cache(generation: Any) -> Tensor:
-    generation.all_tokens()
-    return torch.cat([x.flatten() for x in generation.cache.tensors])

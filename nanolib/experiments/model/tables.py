@@ -46,6 +46,7 @@ _COLUMNS = (
     Column("prefill", "First token, ms [95 %]", "latency", "prefill"),
     Column("decode", "Next token, ms [95 %]", "latency", "decode"),
     Column("decode_p99", "", "latency", "decode", detail="p99"),
+    Column("total", "", "tokens_per_second", "decode"),
     Column("forward", "", "latency", "forward"),
     Column("backward", "", "latency", "backward"),
     Column("optimizer_step", "", "latency", "optimizer_step"),
@@ -203,12 +204,11 @@ def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `user` and `total` are the tokens per second of one sequence and of all sequences.
     """
-    table = drop_missing(model_table(rows), "decode")
+    table = drop_missing(model_table(rows), "total")
     if table.empty:
         return table
     table = table[table["optimization"] == "eager"].sort_values("batch_size", kind="stable")
     table = table[table.groupby(SERIES)["batch_size"].transform("nunique") > 1]
-    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        table[f"user{end}"] = 1e3 / table[f"decode{other}"]
-        table[f"total{end}"] = table[f"user{end}"] * table["batch_size"]
-    return table.assign(total_busy=table["decode_busy"])
+    for end in ("", "_low", "_high"):
+        table[f"user{end}"] = table[f"total{end}"] / table["batch_size"]
+    return table

@@ -19,7 +19,6 @@ from nanolib.measurement import Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
-from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
@@ -112,9 +111,8 @@ class WarmupCase(ModelWorkCase):
         return f"{self.direction} process {self.process}"
 
     def unsupported(self) -> str:
-        """Return why the user's model cannot be found, without planning."""
-        is_known = self.attention != "own" or self.runs_code
-        return "" if is_known else missing(self.preset)
+        """Return nothing, since the check would warm up the process."""
+        return ""
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return only the number of steps, because no formula predicts the time of cold steps."""
@@ -137,7 +135,7 @@ class WarmupCase(ModelWorkCase):
         call = step if self.direction == "forward" else forward_backward
         clock = clock_for(self.device)
         samples = [clock.time_block([call], 1, 1)[0][0] for _ in range(self.timed_steps)]
-        trace(Workload(self.direction, call, tuple), self, params)
+        trace(Workload(self.direction, call), self, params)
         details = {"threads": torch.get_num_threads()}
         yield summarize(samples, scope=self.direction, method=clock.method, details=details)
         yield _count_warmup(samples[: self.curve_steps], self.direction)

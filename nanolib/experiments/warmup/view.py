@@ -19,23 +19,13 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     ONE,
-    case_rows,
     drop_missing,
-    joined,
-    worst,
 )
-from nanolib.report.theme import Drawing, empty_chart
+from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # A range over fewer processes is not reliable.
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-
-
-@table_of("warmup", "process")
-def _curves(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose samples are the times of all steps of a process."""
-    return pick(rows, "latency")
 
 
 @table_of("warmup", "process")
@@ -49,45 +39,46 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: Measurements with samples.
     """
-    table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "steps", "process"], "process")
-    curves = _curves(rows)[[*CASE, "samples", "flags"]]
-    table = table.merge(curves, on=list(CASE), how="left")
-    table = table.explode("warmup_steps", ignore_index=True)
-    measured = [_measured_steps(line) for line in table.itertuples()]
-    table = table.assign(
-        mean=[steps.mean() for steps in measured],
-        sd=[steps.std() for steps in measured],
-        median=[steps.median() for steps in measured],
-        busy=table["flags"].astype(str).str.contains(Flag.BUSY_MACHINE),
-    )
-    reference = table["mean"].where(table["warmup_steps"] == _REFERENCE)
-    of_process = reference.groupby([table["run_id"], table["case_id"]]).transform("max")
-    table["difference"] = table["mean"] / of_process - 1
-    table["cv"] = table["sd"] / table["mean"]
-    settings = table.groupby(_SETTING, sort=False)
+    lines = []
+    for row in pick(rows, "latency").to_dict("records"):
+        ms = pd.Series(row["samples"], dtype=float)
+        counts = row["factor.warmup_steps"]
+        measured = {count: ms[count:].head(int(row["factor.steps"])) for count in counts}
+        reference = measured.get(_REFERENCE, pd.Series(dtype=float)).mean()
+        for count, steps in measured.items():
+            line = {
+                "run_id": row["run_id"],
+                "seq_len": row["factor.seq_len"],
+                "direction": row["factor.direction"],
+                "warmup_steps": count,
+                "mean": steps.mean(),
+                "sd": steps.std(),
+                "cv": steps.std() / steps.mean(),
+                "median": steps.median(),
+                "difference": steps.mean() / reference - 1,
+                "busy": Flag.BUSY_MACHINE in row["flags"],
+            }
+            lines.append(line)
+    if not lines:
+        return pd.DataFrame()
+    settings = pd.DataFrame(lines).groupby(_SETTING, sort=False)
     ranged = settings[["mean", "median", "difference"]]
     parts = [
-        settings["mean"].count().rename("processes"),
+        settings.size().rename("processes"),
         settings[["mean", "sd", "cv", "median", "difference"]].median(),
         ranged.min().add_suffix("_low"),
         ranged.max().add_suffix("_high"),
-        settings.agg({"busy": "any", "status": worst, "message": joined}),
+        settings["busy"].any(),
     ]
     return pd.concat(parts, axis=1).reset_index()
 
 
-def _measured_steps(line: Any) -> pd.Series:
-    """Return the times of the steps after the warm-up, ms. A case that failed has no times."""
-    samples = line.samples if pd.api.types.is_list_like(line.samples) else []
-    return pd.Series(samples, dtype=float)[line.warmup_steps :].head(int(line.steps))
-
-
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the step times of fresh processes. Points are hollow unless the time is steady."""
-    title = "Step times of fresh processes"
-    needed = pick(of_experiment(rows, "warmup"), "warmup_needed").set_index(list(CASE))["estimate"]
-    parts = []
-    for row in _curves(rows).to_dict("records"):
+    found = of_experiment(rows, "warmup")
+    needed = pick(found, "warmup_needed").set_index(list(CASE))["estimate"]
+    parts = [pd.DataFrame()]
+    for row in pick(found, "latency").to_dict("records"):
         ms = pd.Series(row["samples"], dtype=float)
         steady = ms.tail(len(ms) // 2).median()
         points = {
@@ -100,54 +91,16 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
             "text": " ",
         }
         parts.append(pd.DataFrame(points | links(row)))
-    if not parts:
-        return empty_chart(title, why_empty(rows, "warmup"))
     return plot(
         pd.concat(parts, ignore_index=True),
-        title,
+        "Step times of fresh processes",
         subtitle=[
             "Relative to the median of the last half of the steps. Hollow: warm-up, or not settled."
         ],
         unit="Step time (% of the steady time)",
         xunit="Step",
         ref=100.0,
-    )
-
-
-def warmup_settings(rows: pd.DataFrame) -> Drawing:
-    """Draw the mean time by number of warm-up steps, relative to the mean time after five steps."""
-    title = "Reported mean by number of warm-up steps"
-    table = drop_missing(warmup_table(rows), "difference")
-    if len(table):
-        table = table[table["warmup_steps"] != _REFERENCE]
-    if table.empty:
-        lacking = f"no mean to compare; set warmup_steps to {_REFERENCE} and another number"
-        return empty_chart(title, why_empty(rows, "warmup", lacking))
-    steps = table["warmup_steps"].astype(int).astype(str)
-    data = pd.DataFrame(
-        {
-            "series": table["direction"].str.replace("_", " + ") + " after " + steps,
-            "x": 100 * table["difference"],
-            "low": 100 * table["difference_low"],
-            "high": 100 * table["difference_high"],
-            "sure": table["processes"] >= _FEWEST,
-            "hue": "c1",
-            "text": table["difference"].map("{:+.0%}".format),
-            **links(table),
-        }
-    )
-    return plot(
-        data,
-        title,
-        "rows",
-        subtitle=[
-            f"Compared with the mean after {_REFERENCE} warm-up steps of the same process.",
-            "Bars: range over the processes.",
-        ],
-        unit="Difference of the mean (%)",
-        ref=0.0,
-        band=(-100 * MOVED, 100 * MOVED),
-        fmt="+,.3~r",
+        empty=why_empty(rows, "warmup"),
     )
 
 
@@ -158,9 +111,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if curves.empty:
         return explain_missing(rows, "warmup", "Warm-up")
     cold = drop_missing(warmup_table(rows), "difference")
-    if len(cold):
-        cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
-    lines = cold.to_dict("records")
+    lines = [line for line in cold.to_dict("records") if line["warmup_steps"] == 0]
     slower = {(line["run_id"], line["direction"]): line["difference"] for line in lines}
     steps = [
         _count_steps(part, slower.get(key, 0.0))
@@ -218,7 +169,7 @@ def _compare_without(line: dict[str, Any]) -> Finding:
 SECTION = Section(
     "warmup",
     "How much warm-up is enough?",
-    {"warmup_curve": warmup_curve, "warmup_settings": warmup_settings},
+    {"warmup_curve": warmup_curve},
     {
         "All settings": CaseTable(
             warmup_table,
@@ -231,7 +182,6 @@ SECTION = Section(
                 "cv": "CV",
                 "median": "Median, ms [range]",
                 "difference": "Difference from the mean after 5 steps [range]",
-                "status": "Status",
             },
         )
     },

@@ -1,8 +1,11 @@
 """Models that look at their data, or that no loss can train: measured, or told in a line."""
 
+import sys
+
 import pytest
 import torch
 
+from nanolib.experiments import ALL
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
 from nanolib.run import dry_run as plans
@@ -113,3 +116,12 @@ def test_ids_are_random_tokens_of_the_vocabulary(name, options, tokens):
     assert ids.shape == (2, 4001) and ids.unique().tolist() == [*range(tokens)]
     assert torch.equal(ids, look.random_ids(case, 0))
     assert not torch.equal(ids, look.random_ids(case, 1))
+
+
+@pytest.mark.parametrize("name", ["model", "energy"])
+def test_a_model_of_a_missing_library_is_unsupported_before_a_run(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    experiment = ALL[name]()
+    params = experiment.Params(model="hf:LlamaForCausalLM", device="cpu", seq_lens=[16])
+    *_, line = plans.dry_run_table(experiment.cases(params), {})["here"]
+    assert line.startswith("unsupported: transformers is not installed")
