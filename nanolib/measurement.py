@@ -30,7 +30,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """Categories of memory use, in the order of charts and tables."""
+    """Categories of memory use, in the order of charts and tables. `GATHERED` is only for FSDP."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -39,6 +39,7 @@ class MemoryKind(enum.StrEnum):
     CACHE = "cache"
     INPUTS = "inputs"
     TEMPORARIES = "temporaries"
+    GATHERED = "gathered weights"
     UNATTRIBUTED = "unattributed"
 
 

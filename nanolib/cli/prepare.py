@@ -120,7 +120,9 @@ def _notebook(name: str) -> Path | None:
     "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
 )
 @click.argument("model")
-@click.option("--memory", required=True, metavar="SIZE", help="Memory, such as 80GiB or 24GB.")
+@click.option(
+    "--memory", required=True, metavar="SIZE", help="Memory per rank, such as 80GiB or 24GB."
+)
 @option("--seq-len", 1024, "Sequence length, in tokens.", "N")
 @option("--batch-size", 1, "Batch size, in sequences.", "N")
 @option("--dtype", None, "Dtype of weights and activations. Default: that of MODEL, or float32.")
@@ -128,6 +130,7 @@ def _notebook(name: str) -> Path | None:
     "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
 )
 @option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
+@option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
 @file_option("json", "Write the plan as JSON.")
 def plan(

@@ -189,13 +189,13 @@ def recorded(case: Any) -> StackMemory:
     """
     case = replace(case, name="", batch_size=FOLLOWED_BATCH)
     if case.case_id not in _STACKS:
-        layers, depth = _blocks_of(case)
+        layers, depth = blocks_of(case)
         with without_data(case.own):
             _STACKS[case.case_id] = StackMemory(depth, partial(case.at_depth, layers))
     return _STACKS[case.case_id]
 
 
-def _blocks_of(case: Any) -> tuple[str, int]:
+def blocks_of(case: Any) -> tuple[str, int]:
     """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
     if not case.own:
         return "num_layers", case.config.num_layers

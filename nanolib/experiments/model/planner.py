@@ -12,7 +12,7 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from nanolib.config import DTYPES, PRESETS
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
-from nanolib.experiments.model.look import recorded
+from nanolib.experiments.model.look import blocks_of, recorded
 from nanolib.measurement import MemoryKind, Unsupported
 from nanolib.meters.memory import why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
@@ -28,6 +28,7 @@ USES = {
     "training, checkpointed": ("training", "checkpoint", "autocast_bfloat16_checkpoint"),
 }
 MAX_BATCH = 65_536
+_SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 _LONGEST = 2**17  # Masks of longer sequences have too many tiles to plan.
 _TEXT_ONLY = (
     "to plan only its text model, use a config.json with the fields of text_config, "
@@ -39,18 +40,28 @@ class Request(StrictModel):
     """Arguments of `plan`."""
 
     model: str
-    memory: ByteSize = Field(gt=0)
+    memory: ByteSize = Field(gt=0, lt=2**63)
     seq_len: shared.Length = 1024
     batch_size: shared.Batch = 1
     dtype: Literal[DTYPES] | None = None
     precision: Literal["mixed", "pure"] | None = None
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
+    ranks: int = Field(1, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
     _model = field_validator("model")(preset_or_model)
 
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _has_unit(cls, amount: Any) -> Any:
+        if isinstance(amount, str) and amount.strip().isdecimal():
+            raise ValueError("use an amount with a unit, such as 80GiB")
+        return amount
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.batch_size % self.ranks:
+            raise ValueError(f"ranks: must divide batch_size {self.batch_size}, got {self.ranks}")
         if "dtype" in self.options:
             raise ValueError("options: dtype is not an option of the model; use --dtype")
         case = self.case
@@ -73,7 +84,10 @@ class Request(StrictModel):
         precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
         cache = f", cache in {self.kv_dtype}" if self.kv_dtype else ""
         shape = f"{self.batch_size} × {self.seq_len} tokens"
-        return f"{precision}{cache}, {shape}, memory {format_bytes(self.memory)}"
+        memory = f"memory {format_bytes(self.memory)}"
+        if self.ranks > 1:
+            shape, memory = f"{shape} over {self.ranks} ranks (FSDP, modelled)", f"{memory} each"
+        return f"{precision}{cache}, {shape}, {memory}"
 
     @property
     def case(self) -> ModelCase:
@@ -117,7 +131,7 @@ class Use:
 
     Attributes:
         name: Key of `USES`.
-        memory: Available memory, in bytes.
+        memory: Available memory of one rank, in bytes.
         breakdown: Parts of the peak memory.
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
@@ -149,7 +163,7 @@ class Use:
             f"{self.name} needs {format_bytes(peak)}, "
             f"{format_bytes(peak - self.memory)} more than available; "
             f"{kind} are {by_kind[kind] / peak:.0%} of the peak. "
-            f"Next: use {ways[-1] if ways else 'a smaller model'}"
+            f"Next: use {ways[-1] if ways else 'a smaller model, or more ranks (--ranks)'}"
         )
 
 
@@ -185,13 +199,13 @@ def _use(request: Request, name: str) -> Use:
 
 
 def planned(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:
-    """Plan the peak memory of a use of the model.
+    """Plan the peak memory of one rank for a use of the model.
 
     Args:
         request: Request with the model and the dtypes.
         name: Key of `USES`.
         length: Tokens per sequence. At the end of decoding, the cache contains `length` tokens.
-        batch: Number of sequences.
+        batch: Number of sequences over all ranks.
     """
     scopes = _scopes(request, name, length, batch).values()
     return max((each for sections in scopes for each in sections), key=lambda each: each.peak)
@@ -200,7 +214,11 @@ def planned(request: Request, name: str, length: int, batch: int) -> MemoryBreak
 def _scopes(
     request: Request, name: str, length: int, batch: int
 ) -> dict[str, list[MemoryBreakdown]]:
-    """Return the memory at the peak of each section of each call, with the requested cache."""
+    """Return one rank's memory at the peak of each section of each call.
+
+    Raises:
+        Unsupported: FSDP cannot share the model.
+    """
     case = request.case_of(name, length)
     item = getattr(torch, request.kv_dtype or case.dtype).itemsize
 
@@ -209,16 +227,42 @@ def _scopes(
             part: size * item // case.item if part.kind == MemoryKind.CACHE else size
             for part, size in whole.parts.items()
         }
-        return MemoryBreakdown(parts)
+        return _one_rank(MemoryBreakdown(parts), depth, request.ranks)
 
-    found = recorded(case).breakdowns(batch)
+    depth = blocks_of(case)[1]
+    if request.ranks > 1 and not depth:
+        raise Unsupported(f"FSDP needs equal blocks, and nanolib finds none in {request.model}")
+    found = recorded(case).breakdowns(batch // request.ranks)
     return {scope: [*map(stored, sections)] for scope, sections in found.items()}
+
+
+def _one_rank(whole: MemoryBreakdown, depth: int, ranks: int) -> MemoryBreakdown:
+    """Return the memory of one FSDP rank: its share of the model, and the weights in use.
+
+    FSDP gathers the weights of the current block and of the next block, and of all modules outside
+    the blocks. It scatters the gradients of a block after the block's backward pass.
+    """
+    if ranks == 1:
+        return whole
+    weights = [(part, size) for part, size in whole.parts.items() if part.kind in _SHARDED[:1]]
+    outside = sum(size for part, size in weights if ".*" not in part.module)
+    block = (sum(size for _, size in weights) - outside) // depth
+    parts = {
+        part: -(-size // ranks) if part.kind in _SHARDED else size
+        for part, size in whole.parts.items()
+    }
+    parts[Part(MemoryKind.GATHERED)] = outside + min(2, depth) * block
+    if MemoryKind.GRADIENTS in whole.by_kind:
+        scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
+        parts[scattered] = outside + block
+    return MemoryBreakdown(parts)
 
 
 def _largest_batch(request: Request, name: str, length: int) -> int:
     """Return the largest batch that fits, or 0 if no sequence fits."""
-    return bisect_right(
-        range(1, MAX_BATCH + 1),
+    ranks = request.ranks
+    return ranks * bisect_right(
+        range(ranks, MAX_BATCH + 1, ranks),
         request.memory,
         key=lambda batch: planned(request, name, length, batch).peak,
     )

@@ -112,15 +112,16 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     Args:
         model: Model to plan: a preset, `package.module:build`, `hf:` and a class in the package
             transformers, or the path of a `config.json` of that package.
-        memory: Available memory, such as `80GiB`.
+        memory: Available memory of one rank, such as `80GiB`.
         **rest: Options of `nano plan`, with their defaults.
             `seq_len` (1024): Tokens per sequence.
-            `batch_size` (1): Number of sequences.
+            `batch_size` (1): Number of sequences over all ranks.
             `dtype`: Dtype of weights and activations, by default the dtype in a `config.json`, or
                 float32.
             `precision`: Precision of training, `mixed` or `pure`. The default without a dtype
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
             `kv_dtype`: Dtype of the cache, by default the dtype of the model.
+            `ranks` (1): Number of FSDP ranks, which share weights, gradients and optimizer states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:

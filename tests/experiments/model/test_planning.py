@@ -57,6 +57,21 @@ def test_the_smaller_cache_after_the_first_token_of_windows_is_stated_by_its_clo
     assert not any(use.small_cache for use in uses_of(checked(HF, 32, 2, own.LLAMA)))
 
 
+def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
+    options = SMALL | {"context_length": 32}
+    requests = [checked(TINY, 32, 4, options, ranks=ranks) for ranks in (1, 4)]
+    alone, shared = (planned(request, "training", 32, 4) for request in requests)
+    for kind in (MemoryKind.WEIGHTS, MemoryKind.STATES):
+        assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
+    model = requests[0].case.build()
+    block, whole = (sum(p.nbytes for p in m.parameters()) for m in (model.blocks[0], model))
+    gathered = whole - SMALL["num_layers"] * block + 2 * block
+    tables = sum(table.nbytes for table in model.buffers())  # of positions count as weights
+    assert 0 <= shared.by_kind[MemoryKind.GATHERED] - gathered <= tables
+    assert "4 ranks (FSDP, modelled)" in requests[1].title
+    assert all(most % 4 == 0 for use in uses_of(requests[1]) for most in use.batches.values())
+
+
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, dtype):
     path = tmp_path / "config.json"
