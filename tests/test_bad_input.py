@@ -61,7 +61,7 @@ WITHOUT_DATABASE = {
     "plan nope --memory 1GiB": "model: preset: 'nope' is not known; use one of decoder_nano",
     "plan nowhere.json --memory 1GiB": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
     "plan decoder_tiny --memory 5parsec": "memory: could not interpret byte unit: parsec, got '5parsec'",
-    "plan decoder_tiny --memory 80": "memory: use an amount with a unit, such as 80GiB",
+    "plan decoder_tiny --memory 80": "memory: '80' has no unit; use an amount such as 80GiB",
     "plan decoder_tiny --memory 0GiB": "memory: Input should be greater than 0, got '0GiB'",
     "plan decoder_tiny --ranks 2 --memory 1GiB": "ranks: must divide batch_size 1, got 2",
     "plan decoder_tiny --seq-len 0 --memory 1GiB": "seq_len: Input should be greater than 0, got 0",

@@ -51,13 +51,6 @@ class Request(StrictModel):
 
     _model = field_validator("model")(preset_or_model)
 
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _has_unit(cls, amount: Any) -> Any:
-        if isinstance(amount, str) and amount.strip().isdecimal():
-            raise ValueError("use an amount with a unit, such as 80GiB")
-        return amount
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.batch_size % self.ranks:

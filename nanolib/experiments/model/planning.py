@@ -135,6 +135,8 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
+    if isinstance(memory, str) and memory.strip().isdecimal():
+        raise BadInput(f"memory: {shown(memory)} has no unit; use an amount such as 80GiB")
     name, notes = model, []
     if isinstance(model, str) and model.endswith(".json"):
         name, fields, dtype = _read_config(model)
