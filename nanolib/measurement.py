@@ -92,7 +92,7 @@ class Flag(enum.StrEnum):
     OUTLIERS_REMOVED = "outliers_removed", "nanolib removed outliers, so the interval is not valid"
     MASK_IS_DENSE = (
         "mask_is_dense",
-        "the mask removes no pairs; use longer seq_lens or a sparser pattern",
+        "the mask removes no pairs; use longer seq_lens, a sparser pattern, or causal: false",
     )
 
 

@@ -218,16 +218,15 @@ _STATES = {
 
 
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `state` with the failure of a case, the flags of its numbers, or `ok`."""
+    """Add the column `state` with the failure of a case and the flags of its numbers, or `ok`."""
     flags = table.get("flags", [()] * len(table))
     messages = table["message"].fillna("")
     states = []
     for status, message, own in zip(table["status"], messages, flags, strict=True):
-        if status == "ok":
-            doubts = [words for flag, words in _STATES.items() if flag in own]
-            states.append(", ".join(doubts) or "ok")
-        else:
-            states.append(f"{status}: {message}" if message else status)
+        words = [words for flag, words in _STATES.items() if flag in own]
+        if status != "ok":
+            words.insert(0, f"{status}: {message}" if message else status)
+        states.append(", ".join(words) or "ok")
     return table.assign(state=states)
 
 

@@ -11,6 +11,7 @@ from nanolib.report.tables import (
     Column,
     add_metric_columns,
     case_rows,
+    flagged,
     titles,
     with_state,
 )
@@ -82,8 +83,11 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     for name in ("status", "message"):
         table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
-    table = with_state(add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"]))
-    return table.assign(state=table["state"].where(table["state"] != "ok", table["provenance"]))
+    table = add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"])
+    table = with_state(flagged(table, rows))
+    is_ok, doubts = table["status"] == "ok", table["state"].replace("ok", "")
+    sources = table["provenance"].where(is_ok, "").str.cat(doubts, sep=", ").str.strip(", ")
+    return table.assign(state=sources)
 
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:

@@ -27,6 +27,7 @@ from nanolib.report.tables import (
     add_metric_columns,
     case_rows,
     drop_missing,
+    flagged,
     gains,
     times,
     titles,
@@ -87,7 +88,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     memory = pick(rows, "peak_memory").set_index(list(CASE))["details"].map(_memory_parts)
     table = table.join(pd.DataFrame([*memory], memory.index, [*_MEMORY]), on=list(CASE))
     table = table.assign(what=model + compiled)
-    return with_state(with_speed_ups(table, rows, table["mode"]))
+    return with_state(flagged(with_speed_ups(table, rows, table["mode"]), rows))
 
 
 def _memory_parts(details: dict[str, Any]) -> list[float | None]:

@@ -127,7 +127,7 @@ def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eage
     """Return a model's name for charts and tables, with its overrides and optimization."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > _LONGEST_NAME:
-        changed = f"{changed[:_LONGEST_NAME]} …"
+        changed = f"{changed[:_LONGEST_NAME].rpartition(', ')[0]}, …"
     name = f"{preset} with {changed}" if changed else preset
     return name if optimization == "eager" else f"{name} ({optimization.replace('_', ' ')})"
 

@@ -148,10 +148,11 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
     longest = table[known].sort_values("seq_len", ascending=False, kind="stable")
     # Further batch sizes, which only generate tokens, follow the batch sizes of all calls.
     for _, row in longest.drop_duplicates(MODEL).iterrows():
-        dtype = table["dtype"].iloc[0] if row["optimization"] == "eager" else row["dtype"]
+        of_run = table[table["run_id"] == row["run_id"]]
+        dtype = of_run["dtype"].iloc[0] if row["optimization"] == "eager" else row["dtype"]
         base, parts, compared = f"eager {dtype}", [], ()
         for scope in SCOPES:
-            for pair in gains(row, row["name"], f"{scope}_speed_up", {base}):
+            for pair in gains(row, f"{row['name']} ({CALLS[scope]})", f"{scope}_speed_up", {base}):
                 gain, order, _ = pair
                 ratio = f"{gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}]"
                 parts.append(f"{ratio} ({CALLS[scope]}, {words[order]})")

@@ -27,6 +27,9 @@ from nanolib.models.attention.patterns import (
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
+# The tables of a mask with more tiles take minutes and gigabytes.
+_MOST_TILES = 2**26
+
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
@@ -194,9 +197,19 @@ def static_mask(
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of different masks.
         size: Side of each tile, in tokens, or None for `block_size`.
+
+    Raises:
+        BadInput: The mask has too many tiles.
     """
+    size = size or options.block_size
+    tiles = tile_count(q_len, size) * tile_count(kv_len, size)
+    if tiles > _MOST_TILES:
+        raise BadInput(
+            f"block_size: {size} gives {tiles:,} tiles at {kv_len:,} tokens, more than "
+            f"{_MOST_TILES:,}; use larger tiles"
+        )
     options = with_window(options, q_len, kv_len, causal)
-    size, hides_future = size or options.block_size, options.hides_future(causal)
+    hides_future = options.hides_future(causal)
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
     plans = (
         _plan(keeps, options, head, q_len, kv_len, hides_future, size) for head in range(heads)
