@@ -61,7 +61,6 @@ WITHOUT_DATABASE = {
     "plan nope --memory 1GiB": "model: preset: 'nope' is not known; use one of decoder_nano",
     "plan nowhere.json --memory 1GiB": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
     "plan decoder_tiny --memory 5parsec": "memory: could not interpret byte unit: parsec, got '5parsec'",
-    "run attention --dry-run -p seq_lens=[9999999] -p 'attention_types=[{kind: sparse, pattern: random}]'": "block_size: 128 gives 6,103,515,625 tiles",
     "plan decoder_tiny --memory 80": "memory: '80' has no unit; use an amount such as 80GiB",
     "plan decoder_tiny --memory 0GiB": "memory: Input should be greater than 0, got '0GiB'",
     "plan decoder_tiny --ranks 2 --memory 1GiB": "ranks: must divide batch_size 1, got 2",

@@ -187,3 +187,8 @@ def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, m
     ids = torch.arange(48)[None]
     with torch.no_grad():
         assert torch.equal(own.build(seed=0)(ids), window.build(seed=0)(ids))
+
+
+def test_a_mask_with_too_many_tiles_is_refused_before_its_tables_are_made():
+    with pytest.raises(BadInput, match="block_size: 128 gives 17,179,869,184 tiles at 16,777,216"):
+        attention.work("sparse", 2**24, 2**24, causal=True, options={"pattern": "random"})
