@@ -13,6 +13,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from nanolib.measurement import BadInput, printable
+from nanolib.paths import put_in_place
 
 _POLL_S = 0.2
 
@@ -75,8 +76,9 @@ def device_lock(
             log(f"{device} is free; starting")
         # If the owner file belongs to another user, this process cannot write its name there. Other
         # runs then show "another process".
-        with contextlib.suppress(OSError):
-            owner.write_text(f"{os.getpid()} {printable(what)}")
+        # A new file takes the place of a symbolic link that another user has left there.
+        with contextlib.suppress(OSError), put_in_place(owner) as file:
+            file.write_text(f"{os.getpid()} {printable(what)}")
         yield
     finally:
         lock.release()

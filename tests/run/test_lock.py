@@ -90,3 +90,11 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
     with pytest.raises(BadInput, match=f"lock: {place} is not nanolib's lock file") as error:
         lock.device_lock("d", "").__enter__()
     assert len(error.value.lines) == 1 and precious.read_text() == "precious"
+
+
+def test_the_name_of_the_owner_does_not_go_through_a_link_of_somebody_else(place, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    place.with_suffix(".owner").symlink_to(victim)
+    with lock.device_lock("d", "me"):
+        assert victim.read_text() == "mine"
