@@ -13,7 +13,6 @@ import psutil
 from filelock import FileLock, Timeout
 
 from nanolib.measurement import BadInput, printable
-from nanolib.paths import put_in_place
 
 _POLL_S = 0.2
 
@@ -76,18 +75,23 @@ def device_lock(
             log(f"{device} is free; starting")
         # If the owner file belongs to another user, this process cannot write its name there. Other
         # runs then show "another process".
-        # A new file takes the place of a symbolic link that another user has left there.
-        with contextlib.suppress(OSError), put_in_place(owner) as file:
-            file.write_text(f"{os.getpid()} {printable(what)}")
+        with contextlib.suppress(OSError), open(owner, "w", opener=_open_file) as file:
+            file.write(f"{os.getpid()} {printable(what)}")
         yield
     finally:
         lock.release()
 
 
+def _open_file(path: str, flags: int) -> int:
+    """Open a file, but never follow a link or wait for a pipe that another user has left there."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+
+
 def _read(owner: Path) -> str:
     """Return the process and the run that the owner file names."""
     with contextlib.suppress(OSError, ValueError):
-        pid, _, what = owner.read_text(errors="replace").partition(" ")
+        with open(owner, errors="replace", opener=_open_file) as file:
+            pid, _, what = file.read().partition(" ")
         if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
             return f"process {int(pid)} ({what})"
     return "another process"

@@ -92,9 +92,15 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
     assert len(error.value.lines) == 1 and precious.read_text() == "precious"
 
 
-def test_the_name_of_the_owner_does_not_go_through_a_link_of_somebody_else(place, tmp_path):
-    victim = tmp_path / "victim"
+def test_the_name_of_the_owner_does_not_go_through_a_link_or_a_pipe_of_somebody_else(
+    place, tmp_path
+):
+    victim, owner = tmp_path / "victim", place.with_suffix(".owner")
     victim.write_text("mine")
-    place.with_suffix(".owner").symlink_to(victim)
+    owner.symlink_to(victim)
     with lock.device_lock("d", "me"):
-        assert victim.read_text() == "mine"
+        assert victim.read_text() == "mine" and lock._read(owner) == "another process"
+    owner.unlink()
+    os.mkfifo(owner)  # Nobody reads or writes it.
+    with lock.device_lock("d", "me"):
+        assert lock._read(owner) == "another process"
