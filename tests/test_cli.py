@@ -70,6 +70,15 @@ def test_only_an_error_of_a_file_is_reported_as_one(nano, monkeypatch):
     assert found.output == "nano: OSError: libcudart.so.12: cannot open shared object file\n"
 
 
+def test_a_broken_pipe_to_a_process_is_no_reader_that_has_ended(nano, monkeypatch):
+    def examine(*_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    found = nano("doctor")
+    assert found.exit_code == 2 and "BrokenPipeError" in found.output
+
+
 def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
     for folder in params_files():
         jobs = plan(ALL, [folder], {}, {})

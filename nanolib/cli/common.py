@@ -10,7 +10,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TYPE_CHECKING, TextIO
 
 import click
 
@@ -179,6 +179,15 @@ def command(
     return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
+def _is_closed(stream: TextIO) -> bool:
+    """Return whether no program reads a stream of output any more."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
 class Commands(click.Group):
     """A group of commands that reports invalid input, options and files without a traceback."""
 
@@ -188,10 +197,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BadInput as error:
             complain(*error.lines)
-        except BrokenPipeError:  # The program that reads the output has ended.
-            # A normal exit would flush standard output, and fail again.
-            os._exit(EXIT_CLOSED)
         except (OSError, sqlite3.Error) as error:
+            if _is_closed(sys.stdout):  # The program that reads the output has ended.
+                # A normal exit would flush standard output, and fail again.
+                os._exit(EXIT_CLOSED)
             if getattr(error, "filename", None):
                 complain(f"{error.filename}: {error.strerror}; name another file or folder")
             else:  # A device, a library, a connection or a database.

@@ -59,11 +59,11 @@ def call_in_process(
     process = context.Process(target=_serve, args=(os.getpid(), theirs))
     process.start()
     theirs.close()
-    # The new process calls `exit_with_parent` before it unpickles the function, because unpickling
-    # imports torch, which takes seconds.
-    ours.send((function, arguments))
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
+        # The new process calls `exit_with_parent` before it unpickles the function, because
+        # unpickling imports torch, which takes seconds.
+        ours.send((function, arguments))
         while not stopped():
             if ours.poll(_POLL_S):
                 values = ours.recv()
