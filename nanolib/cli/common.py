@@ -6,11 +6,12 @@ import json
 import math
 import os
 import re
+import select
 import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -179,13 +180,11 @@ def command(
     return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
-def _is_closed(stream: TextIO) -> bool:
-    """Return whether no program reads a stream of output any more."""
-    try:
-        stream.flush()
-    except BrokenPipeError:
-        return True
-    return False
+def _is_output_closed() -> bool:
+    """Return whether the program that reads the output has ended."""
+    pipe = select.poll()
+    pipe.register(1, 0)  # An event mask of 0 reports only errors and hang-ups.
+    return bool(pipe.poll(0))
 
 
 class Commands(click.Group):
@@ -198,7 +197,7 @@ class Commands(click.Group):
         except BadInput as error:
             complain(*error.lines)
         except (OSError, sqlite3.Error) as error:
-            if _is_closed(sys.stdout):  # The program that reads the output has ended.
+            if _is_output_closed():
                 # A normal exit would flush standard output, and fail again.
                 os._exit(EXIT_CLOSED)
             if getattr(error, "filename", None):
