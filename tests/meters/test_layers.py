@@ -6,12 +6,13 @@ from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
 from nanolib.meters.layers.operations import (
     AttentionWatch,
+    attention_statistics,
     is_down_projection,
     operation_name,
     sampled_weights,
 )
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import STATISTICS, ProfilingConfig
+from nanolib.meters.layers.recording import STATISTICS, ProfilingConfig, output_statistics
 from nanolib.models.training import next_token_loss
 
 LONG = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(0))
@@ -95,11 +96,11 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     with AttentionWatch(seen.append), LayerProfiler(model, config) as profiler:
         model(IDS)
     layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
-    p = sampled_weights(seen[0])
+    p, kept = sampled_weights(seen[0])
     expected = {
         "attention_entropy": torch.special.entr(p).sum(-1).mean(),
         "attention_max_weight": p.amax(-1).mean(),
-        "attention_sparsity": (p[p > 0] < 0.08).float().mean(),  # the masked half is not in it
+        "attention_sparsity": (p[kept] < 0.08).float().mean(),  # the masked half is not in it
         "mlp_kill_ratio": (inputs[0].abs() < 0.08).double().mean(),
     }
     assert 0 < expected["attention_sparsity"] < 1
@@ -132,12 +133,26 @@ def test_weights_looked_at_are_those_of_the_fused_kernel(q_len, kv_len, argument
     seen = []
     with AttentionWatch(seen.append):
         out = scaled_dot_product_attention(q, k, v, **arguments, enable_gqa=True)
-    weights = sampled_weights(seen[0])
+    weights, kept = sampled_weights(seen[0])
     found = weights @ v.repeat_interleave(2, dim=1)
     torch.testing.assert_close(found, out[:, :, ::sampled], atol=1e-6, rtol=1e-5)
     if "is_causal" in arguments:
-        kept = torch.ones(q_len, q_len, dtype=torch.bool).tril()[::sampled]
-        assert torch.equal(weights[0, 0] > 0, kept)
+        assert torch.equal(kept[0, 0], torch.ones(q_len, q_len, dtype=torch.bool).tril()[::sampled])
+
+
+def test_sharp_weights_that_underflow_to_zero_are_near_zero_and_are_not_masked():
+    q = 100 * torch.randn(1, 1, 50, 8, generator=torch.Generator().manual_seed(1))
+    inputs = {"query": q, "key": q, "is_causal": True}
+    weights, kept = sampled_weights(inputs)
+    assert (weights[kept] == 0).any() and not weights[~kept].any()
+    *_, sparsity = attention_statistics(inputs, 1e-3)
+    assert sparsity == (weights[kept] < 1e-3).double().mean().float()
+
+
+def test_outputs_in_any_dtype_have_statistics():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        largest = output_statistics(torch.tensor([[-3.0, 1.0]], dtype=dtype), 0.5)[2]
+        assert (largest, largest.dtype) == (3.0, torch.float32)
 
 
 @torch.inference_mode()

@@ -25,6 +25,8 @@ Replacement = tuple[nn.Module, str, Forward]
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
+# Some models mask pairs by a large negative number that their dtype can represent.
+_MASKED = -1e4
 
 # Families of models use these names in the attention and in the MLP.
 _AMBIGUOUS = ("c_proj", "dense")
@@ -164,7 +166,7 @@ class AttentionWatch(TorchFunctionMode):
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
-def sampled_weights(inputs: dict[str, Any]) -> torch.Tensor:
+def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the attention weights of at most 64 evenly spaced queries.
 
     Fused kernels do not return these weights.
@@ -173,7 +175,7 @@ def sampled_weights(inputs: dict[str, Any]) -> torch.Tensor:
         inputs: Arguments of `scaled_dot_product_attention` by name.
 
     Returns:
-        Weights in float32, shape [..., queries, kv_len]. The weight of a masked pair is 0.
+        Weights in float32, shape [..., queries, kv_len], and a mask of the kept pairs.
     """
     q, k = (inputs[name].detach().float() for name in ("query", "key"))
     q_len, kv_len = q.shape[-2], k.shape[-2]
@@ -183,12 +185,15 @@ def sampled_weights(inputs: dict[str, Any]) -> torch.Tensor:
         mask = torch.arange(kv_len, device=q.device) <= sample[:, None]
     elif mask is not None:
         mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.where(mask, 0.0, -torch.inf)
+    kept = torch.ones((), dtype=torch.bool, device=q.device)
+    if mask is not None:
+        kept = mask if mask.dtype == torch.bool else mask > _MASKED
+        mask = torch.where(kept, 0.0 if mask.dtype == torch.bool else mask.float(), -torch.inf)
     options = {name: inputs[name] for name in ("scale", "enable_gqa") if name in inputs}
     # This operation computes attention without a fused kernel, and also returns the weights.
     math = torch.ops.aten._scaled_dot_product_attention_math
-    return math(q[..., sample, :], k, k, mask, **options)[1]
+    weights = math(q[..., sample, :], k, k, mask, **options)[1]
+    return weights, kept.expand_as(weights)
 
 
 ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
@@ -204,8 +209,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> torch.Tens
     Returns:
         Values of the `ATTENTION_STATISTICS`, shape [3].
     """
-    weights = sampled_weights(inputs)
-    is_kept = weights > 0
+    weights, is_kept = sampled_weights(inputs)
     entropy = torch.special.entr(weights).sum(dim=-1).mean()
     sparsity = (is_kept & (weights < near_zero)).sum() / is_kept.sum()
     return torch.stack([entropy, weights.amax(dim=-1).mean(), sparsity])

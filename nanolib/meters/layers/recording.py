@@ -76,7 +76,7 @@ def output_statistics(out: torch.Tensor, near_zero: float) -> torch.Tensor:
     x = out.detach().reshape(-1)
     sample = x[:: -(-len(x) // _SAMPLE)].float()
     size = sample.abs()
-    largest = torch.linalg.vector_norm(x, torch.inf, dtype=torch.float32)
+    largest = torch.linalg.vector_norm(x, torch.inf).float()
     near = (size < near_zero).mean(dtype=torch.float32)
     spread = sample.std(correction=min(1, len(sample) - 1))
     return torch.stack([size.mean(), spread, largest, near])
