@@ -265,8 +265,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an exception on one line of at most 500 characters."""
+def one_line(error: BaseException | str) -> str:
+    """Return a text, or the message of an exception, on one line of at most 500 characters."""
     return " ".join(str(error).split())[:500]
 
 

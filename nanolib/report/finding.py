@@ -74,7 +74,8 @@ class Estimate:
     def __str__(self) -> str:
         """Return the name, and the value with its unit and its interval."""
         unit = METRICS[self.metric].unit if self.metric else "1"
-        return f"{self.name} {self.text('' if unit == '1' else f' {unit}')}".strip()
+        unit = "×" if self.metric == "speed_up" else "" if unit == "1" else f" {unit}"
+        return f"{self.name}: {self.text(unit)}" if self.name else self.text(unit)
 
 
 Pairs = tuple[tuple[Estimate, Order, Estimate], ...]

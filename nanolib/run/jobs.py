@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.measurement import BadInput, did_you_mean, one_line, shown
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.process import Died
@@ -143,5 +143,6 @@ def execute(
         papermill.execute_notebook(source, target, parameters, progress_bar=False)
     except Exception as error:
         traceback.print_exc()
-        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-        raise Died(lines[-1]) from None
+        # The text of papermill's own exception contains the traceback of the cell.
+        name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        raise Died(f"{name}: {one_line(text)}") from None

@@ -92,7 +92,7 @@ def test_intervals_that_touch_have_no_order_and_no_order_of_a_busy_machine_is_st
     pairs = comparing(*many, Estimate.exact(9.0, "bound"))
     busy = Finding("e0 is the fastest", about="m", compared=pairs).without_busy_order()
     assert "does not rank" in busy.text and (busy.about, busy.compared) == ("m", ())
-    assert busy.figures == tuple(many) and "e3 " in busy.evidence and "e4 " not in busy.evidence
+    assert busy.figures == tuple(many) and "e3: " in busy.evidence and "e4: " not in busy.evidence
     calm = Finding("Why?", "seen", "go", compared=comparing(*many[1:]))
     assert calm.without_busy_order() is calm and str(calm) == "Why?: seen. Next: go."
 

@@ -200,10 +200,10 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]
         less, more = (
-            Estimate.of(line, "total", name=f"batch {line['batch_size']:.0f}")
+            Estimate.of(line, "total", name=f"tokens/s at batch {line['batch_size']:.0f}")
             for line in (first, last)
         )
-        rates = [f"{rate.text(' tokens/s')} at {rate.name}" for rate in (more, less)]
+        rates = [f"{rate.text()} {rate.name}" for rate in (more, less)]
         text = f"Decoding generates {join_words(rates)}, without the time to read the prompt"
         each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
         yield Finding(text, each, about=_about(first), compared=comparing(more, less))

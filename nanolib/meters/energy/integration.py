@@ -110,10 +110,26 @@ def count(
     return Interval(float(low), float(energy), float(high))
 
 
+def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
+    """Return the longest time without a change of a counter, s. Ignore NaN.
+
+    Args:
+        t_s: Moments of the readings in order, s, shape [n].
+        joules: Value of the counter at each moment, J, shape [n].
+    """
+    read = ~np.isnan(joules)
+    t, counted = t_s[read], joules[read]
+    changes = np.flatnonzero(np.diff(counted)) + 1
+    first, last = np.r_[0, changes], np.r_[changes, len(t)] - 1
+    return float((t[last] - t[first]).max(initial=0.0))
+
+
 def _checked(
     t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
+    if t.ndim != 1 or t.shape != x.shape:
+        raise BadInput(f"t_s: shape {t.shape} does not fit the samples of shape {x.shape}")
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.energy.integration import count, integrate
+from nanolib.meters.energy.integration import count, integrate, longest_standstill
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.energy.source import EstimateSource, Reading
 from nanolib.meters.machine import gpu_uuid
@@ -82,10 +82,10 @@ class Track:
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
         if not np.isnan(joules).all():
-            read = joules[inside & ~np.isnan(joules)]
-            is_long = window.seconds >= MIN_PERIODS * self.source.period_s
-            if is_long and len(read) > 1 and np.ptp(read) == 0:
-                raise self._invalid(f"did not change in {window.seconds:.3g} s")
+            usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0)
+            still_s = longest_standstill(t[inside], joules[inside])
+            if still_s >= MIN_PERIODS / 2 * usual_s:
+                raise self._invalid(f"did not change in {still_s:.3g} of {window.seconds:.3g} s")
             return count(t, joules, *span, self.source.period_s)
         if (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
             raise self._invalid("read 0 W")
