@@ -58,7 +58,8 @@ def _predictions(case: Case, ceilings: Ceilings | None) -> dict[str, str]:
 def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
     """Return a table with the predicted time and memory of each case, and whether it runs here.
 
-    nanolib does not build a user's model. Cases with equal predictions and no plan share a line.
+    nanolib does not build a user's model. Cases of one kind with equal predictions and no
+    plan share a line.
 
     Args:
         cases: Cases to predict.
@@ -79,7 +80,7 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
                     mib = format_number(plan.most / MIB)
                 elif plan.reason:
                     here = f"runs ({plan.reason})"
-        own_line = "" if mib == "—" else str(case)
+        own_line = type(case).__name__ if mib == "—" else str(case)
         lines.setdefault((own_line, ms, mib, here), []).append(str(case))
     return pd.DataFrame(
         {
