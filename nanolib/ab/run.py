@@ -213,9 +213,8 @@ def lines_of(result: TaskResult, threshold: float) -> list[Line]:
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
     """Return the rows of one version by metric, scope and method, for `figure_lines`."""
-    shared = {"experiment": task.experiment, "factors": task.factors}
     return {
-        (row["metric"], row["scope"], row["method"]): row | shared
+        (row["metric"], row["scope"], row["method"]): row | {"experiment": task.experiment}
         for row in rows
         if row["estimate"] is not None
     }

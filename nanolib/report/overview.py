@@ -24,7 +24,7 @@ def cached(make: _Maker) -> _Maker:
     @functools.wraps(make)
     def made(rows: pd.DataFrame) -> pd.DataFrame:
         nonlocal last
-        known, found = last  # Several threads draw charts, so nanolib reads both in one step.
+        known, found = last  # One step, because explore draws in a thread of its own.
         if known is not rows:
             found = make(rows)
             last = rows, found

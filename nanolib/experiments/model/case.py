@@ -1,9 +1,8 @@
 """Define the cases of the model notebook: inference, training and generation."""
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +43,8 @@ class ModelCase(Case):
     In generation, the model reads a prompt of `seq_len` tokens and generates `new_tokens` tokens.
     Charts show the `name` of the case.
     """
+
+    VARIES: ClassVar = ("optimization", "dtype", "name")
 
     name: str
     preset: str
@@ -201,13 +202,6 @@ class ModelCase(Case):
         if self.mode == "generation":
             return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
         return Inferring(model, ids[:, :-1], self.optimization)
-
-    @property
-    def group(self) -> str:
-        """Return the name of the group, which all optimizations and dtypes of a case share."""
-        overrides = json.dumps(self.overrides, sort_keys=True)
-        model = (self.device, self.preset, overrides, self.attention_type)
-        return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
 
     @property
     def title(self) -> str:
