@@ -4,7 +4,7 @@ import pytest
 from nanolib.experiments.distributed import case, view
 from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed.launch import Launch, link_rows
-from nanolib.measurement import Flag
+from nanolib.measurement import Flag, Unsupported
 from nanolib.models.attention.ranks import Traffic
 from nanolib.run import group, memory_plan, ranks
 from nanolib.run.case import Plan
@@ -92,6 +92,8 @@ def test_two_dtypes_have_names_of_their_own_and_without_a_plan_the_rest_is_predi
     # a rank sends its 32 keys and values, 8 heads of 64 in float32, in one step
     assert predicted[0] == {"communication steps": 1, "bytes sent per rank": 2 * 32 * 8 * 64 * 4}
     assert [set(one) for one in predicted] == [set(predicted[0])] * 4
+    with pytest.raises(Unsupported, match="not planned: odd"):
+        next(found[-1].measure(params, {}))
 
 
 # rows from what ranks saw

@@ -138,10 +138,12 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         kernels = kernels[kernels["seq_len"] == longest]
         dense += find_fastest(kernels, "name", "forward", "dense kernel", where, about)
     if not sparse:
-        text = "Sparse attention was not compared with dense attention"
-        why = "no mask that removes pairs was timed in turns with a dense kernel"
-        next_step = "add both to attention_types, or use longer seq_lens"
-        own.append(Finding(text, why, next_step))
+        missing = Finding(
+            "Sparse attention was not compared with dense attention",
+            "no mask that removes pairs was timed in turns with a dense kernel",
+            "add both to attention_types, or use longer seq_lens",
+        )
+        own.append(missing)
     losses = _compare_losses(quality_table(rows))
     return [*sparse, *own, *losses, *dense, *roofline_words(rows, "attention")]
 

@@ -216,11 +216,15 @@ def _error_rows(
 ) -> Measurements:
     """Yield the signal-to-noise ratio of a layer's three products, dB, against float32."""
     x, weight = x.requires_grad_(), weight.requires_grad_()
-    recipe = fp8.recipe_of(casts)
-    outs = fp8.EmulatedProduct.apply(x, weight, recipe), F.linear(x, weight)
+    outs = fp8.EmulatedProduct.apply(x, weight, fp8.recipe_of(casts)), F.linear(x, weight)
     cast, full = ([out.detach(), *torch.autograd.grad(out, (x, weight), gradient)] for out in outs)
     products = ("output", "input_gradient", "weight_gradient")
     for product, found, expected in zip(products, cast, full, strict=True):
         ratio = -20 * math.log10(max(relative_error(found, expected), _LEAST_ERROR))
-        common = {"provenance": Provenance.EMULATED, "method": "emulated product against float32"}
-        yield exact("sqnr", ratio, scope=f"{layer} {product}", **common)
+        yield exact(
+            "sqnr",
+            ratio,
+            scope=f"{layer} {product}",
+            method="emulated product against float32",
+            provenance=Provenance.EMULATED,
+        )

@@ -1,7 +1,7 @@
 import pytest
 
-from nanolib.experiments.attention import quality
-from nanolib.experiments.attention.quality import QualityCase
+from nanolib.experiments.attention import cases
+from nanolib.experiments.attention.cases import QualityCase
 
 pytestmark = pytest.mark.slow
 
@@ -15,8 +15,8 @@ def _rows(options, **changes):
 
 @pytest.fixture
 def _little_text(monkeypatch):
-    monkeypatch.setattr(quality, "_HELD_OUT_BATCHES", 2)
-    monkeypatch.setattr(quality, "_BATCH", 2)
+    monkeypatch.setattr(cases, "_HELD_OUT_BATCHES", 2)
+    monkeypatch.setattr(cases, "_BATCH", 2)
 
 
 @pytest.mark.usefixtures("_little_text")
