@@ -104,12 +104,8 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
 
     found = {"ring": {"peak": 2**21, "method": "counted", "error": 1e-7, "bytes": 440.0}}
-
-    def launch(*times):
-        answers = [{"parts": {"ring": of}, "found": found} for of in times]
-        return Launch(answers, (Flag.OVERSUBSCRIBED,))
-
-    slowest = launch([fast] * 9, [slow] * 9)
+    answers = [{"parts": {"ring": [ms] * 9}, "found": found} for ms in (fast, slow)]
+    slowest = Launch(answers, (Flag.OVERSUBSCRIBED,))
     sent = Traffic(3, 3, (100.0, 300.0))
     peak, error, steps, formula, counted = slowest.counts("ring", "forward", sent)
     assert (peak.estimate, peak.method) == (2, "counted, largest rank")
@@ -122,8 +118,6 @@ def test_a_part_takes_as_long_as_on_its_slowest_rank_and_counted_bytes_have_a_pr
     assert of["communication"].predicted == 0.8
     for row in of.values():
         assert (row.flags, row.confidence) == ((Flag.OVERSUBSCRIBED,), 0.95)
-    *_, few = launch([fast] * 3).parts("ring")
-    assert few.confidence == 0.75  # that of the range of three calls
 
 
 def test_algorithms_are_compared_block_by_block():
@@ -151,9 +145,8 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
     assert (fitted.alpha, fitted.beta) == pytest.approx((alpha, beta))
     found = {row.metric: row.estimate for row in rows}
     assert (found["link_latency"], found["link_bandwidth"]) == pytest.approx((0.2, 1e9))
-    timed = [row for row in rows if row.metric == "latency"]
-    assert all(row.predicted == pytest.approx(row.estimate) for row in timed)
     assert max(map(abs, fitted.residuals)) < 1e-6
+    assert [row.predicted for row in rows[:6]] == pytest.approx([row.estimate for row in rows[:6]])
 
 
 def test_ulysses_is_unsupported_on_ranks_that_cannot_share_the_heads():

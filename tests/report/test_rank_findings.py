@@ -40,7 +40,6 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
         ((9.4, 10, 11), "No clear difference between fused on 2 ranks and one rank for decoding over 4,096 keys: "
                         "1.11× [0.989 … 1.38] (the intervals overlap), 56% ["),
         ((5, 6, 7), "fused on 2 ranks is slower than one rank for decoding over 4,096 keys: 0.667× [0.526 … 0.875]"),
-        ((16, 17, 18), "fused on 2 ranks is faster than one rank for decoding over 4,096 keys: 1.89× [1.68 … 2.25]"),
         (None, "fused on 2 ranks was not compared with one rank for decoding over 4,096 keys: a call"),
     ],
 )  # fmt: skip
@@ -81,13 +80,8 @@ def test_the_algorithm_that_is_compared_with_one_rank_is_the_one_that_is_fastest
     """By its estimate `gather` is faster, but in the rounds of both it was slower than `fused`."""
     cases = decode_cases({"gather": (8, 8.5, 9), "fused": (9, 9.2, 9.4)}, alone=(26, 27, 30))
     rows = measured("distributed", cases)
-    of, over = rows["factor.algorithm"], rows["scope"]
-    for algorithm, other, ends in (
-        ("gather", "fused", (0.8, 0.9, 0.95)),
-        ("fused", "gather", (1.05, 1.1, 1.25)),
-    ):
-        paired = (of == algorithm) & (over == f"decode over {other}")
-        rows.loc[paired, ["low", "estimate", "high"]] = ends
+    for other, ends in (("fused", (0.8, 0.9, 0.95)), ("gather", (1.05, 1.1, 1.25))):
+        rows.loc[rows["scope"] == f"decode over {other}", ["low", "estimate", "high"]] = ends
     scaling, _, fastest = VERDICTS["distributed"](rows)
     assert scaling.startswith("float32: fused on 4 ranks is faster than one rank")
     assert fastest.startswith("float32: fused is the fastest algorithm")

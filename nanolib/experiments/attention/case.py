@@ -14,7 +14,7 @@ from nanolib.models import attention
 from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
@@ -132,7 +132,7 @@ class AttentionCase(Case):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
             return Plan(reason="the memory depends on the input or on your own code")
-        return planned(self, lambda: list(self.workloads(*self.inputs(0))))
+        return planned(self, lambda: self.workloads(*self.inputs(0)))
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
@@ -252,7 +252,7 @@ class AttentionCase(Case):
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
         if block_mask is None:
-            mask = causal_mask(n, n)[rows] | (not self.causal)
+            mask = (torch.arange(n) <= rows[:, None]) | (not self.causal)
         else:
             heads = range(1 if block_mask.shared else self.num_heads)
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])

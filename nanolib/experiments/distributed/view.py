@@ -86,9 +86,7 @@ def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per component of a call, such as local attention."""
     found = pick(rows, "component_time")
-    found = found[~found["scope"].isin(["compute", "communication"])].reset_index(drop=True)
-    if found.empty:
-        return pd.DataFrame()
+    found = found[~found["scope"].isin(["compute", "communication"])]
     words = {"^comp_": "compute: ", "^comm_": "communication: ", "_": " "}
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
