@@ -26,9 +26,8 @@ SMALL = {
 
 
 def _parity(recipe, steps=10):
-    shape = {"seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1, "steps": steps}
-    rest = {"seeds": 2, "first_seed": 0, "margin": 0.0025}
-    return ParityCase("cpu", recipe, **rest, **shape)
+    runs = {"seeds": 2, "first_seed": 0, "steps": steps, "margin": 0.0025}
+    return ParityCase("cpu", recipe, **runs, seq_len=16, batch_size=2, d_model=32, num_layers=1)
 
 
 def _difference(recipe):

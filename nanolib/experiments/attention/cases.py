@@ -172,15 +172,12 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     words = ["flex"] if attention_type == "flex" else []
     words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
     words.append(attention.parse_options(attention_type, options).pattern)
+    labels = {"sparsity": "s={:g}", "block_size": "block_size={}", "seed": "seed={}"}
     for name, value in options.items():
         if value is None or name in ("pattern", "backend"):
             continue
-        if name == "sparsity":
-            words.append(f"s={value:g}")
-        elif name in ("block_size", "seed"):
-            words.append(f"{name}={value}")
-        else:
-            words.append("+".join(map(str, value if isinstance(value, list) else [value])))
+        text = "+".join(map(str, value)) if isinstance(value, list) else value
+        words.append(labels.get(name, "{}").format(text))
     return " ".join(words)
 
 

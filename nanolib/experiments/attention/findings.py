@@ -132,7 +132,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         about = f"{causal}, batch {int(batch)}, {dtype}{f', run {run_id[:8]}' if several else ''}"
         sparse += _compare_sparse(group, about)
         own += _compare_own(group, about)
-        kernels = group[group["is_dense"] & group["speed_up_over"].map(bool)]
+        kernels = drop_missing(group[group["is_dense"]], "speed_up")
         longest = kernels["seq_len"].max()
         where = f"at {longest:,.0f} tokens"
         kernels = kernels[kernels["seq_len"] == longest]
