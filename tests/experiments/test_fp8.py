@@ -52,8 +52,6 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert refused["status"] == "unsupported" and math.isnan(refused["latency"])
     assert "no FP8 tensor cores" in refused["message"]
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
-    timed = rows[rows.metric == "latency"]
-    assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
     (ratio,) = rows[rows.metric == "speed_up"].to_dict("records")
     assert ratio["factor.precision"] == "float32"
     assert ratio["scope"] == "training_step over bfloat16"

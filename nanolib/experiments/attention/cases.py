@@ -130,8 +130,8 @@ class Params(shared.Params):
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of an attention, with the installed flash-attn version."""
-    options = {name: option for name, option in value.items() if name != "kind"}
-    kind = value.get("kind")
+    options = dict(value)
+    kind = options.pop("kind", None)
     if kind == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
         options |= {"version": found} if found else {}

@@ -89,13 +89,17 @@ class ShardedCase(RanksCase):
         split = Sharding.zigzag if self.algorithm == "zigzag" else Sharding.contiguous
         return split(self.seq_len, world_size)
 
-    def traffic(self, world_size: int) -> Traffic | None:
-        """Return the communication of one call on some ranks, or None if there is no formula."""
+    def traffic(self, world_size: int = 0) -> Traffic | None:
+        """Return the communication of one call, or None if there is no formula.
+
+        Args:
+            world_size: Number of ranks, or 0 for that of the case.
+        """
         if self.algorithm in WHOLE or self.phase == "training":
             return None
         return traffic_of(
             self.algorithm,
-            self._split(world_size),
+            self._split(world_size or self.world_size),
             batch=self.batch_size,
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
@@ -138,7 +142,7 @@ class ShardedCase(RanksCase):
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the peak memory of a rank in MiB, the communication steps and the sent bytes."""
-        most, traffic = self.rank_plan().most, self.traffic(self.world_size)
+        most, traffic = self.rank_plan().most, self.traffic()
         predicted = {} if most is None else {"peak_memory": most / MIB}
         if traffic:
             predicted["communication steps"] = traffic.rounds
@@ -153,41 +157,33 @@ class ShardedCase(RanksCase):
         The times of collectives and the communication model belong to the first case.
         """
         launch = Launch(*measure_on_ranks(rank, cases, params))
-        link, rows = link_rows(launch, f"{self.world_size} ranks")
+        link, rows = link_rows(launch)
         yield from ((cases[0], row) for row in rows)
         for case in cases:
-            others = [other.algorithm for other in cases if other is not case]
-            yield from ((case, row) for row in case._rows(launch, link, others, params))
+            yield from ((case, row) for row in case._rows(launch, link, params))
 
-    def _rows(
-        self, launch: Launch, link: LinkCost | None, others: Sequence[str], params: Any
-    ) -> Measurements:
-        name, traffic = self.algorithm, self.traffic(self.world_size)
-        yield launch.latency(name, self.phase)
-        yield from launch.speed_ups(name, others, self.phase)
-        yield from launch.counts(name, self.phase, traffic, self.predict().get("peak_memory"))
+    def _rows(self, launch: Launch, link: LinkCost | None, params: Any) -> Measurements:
+        yield from launch.rows(self)
+        traffic = self.traffic()
         sending_ms = _sending_ms(link, traffic) if link and traffic else None
-        parts = {part.scope: part for part in launch.parts(name, sending_ms)}
+        parts = {part.scope: part for part in launch.parts(self.algorithm, sending_ms)}
         yield from parts.values()
         if sending_ms is None:
             return
         for world in (self.world_size, *params.extrapolate_to_ranks):
             if world >= self.world_size:
-                yield self._modelled(world, parts["compute"], link)
-
-    def _modelled(self, world: int, compute: Measurement, link: LinkCost) -> Measurement:
-        """Predict the latency on some ranks from evenly divided work and the fitted model."""
-        sending_ms = _sending_ms(link, self.traffic(world))
-        return Measurement(
-            "latency",
-            compute.estimate * self.world_size / world + sending_ms,
-            n=1,
-            provenance=Provenance.MODELLED,
-            method="alpha-beta",
-            scope=f"{self.phase} at {world} ranks",
-            flags=compute.flags,
-            details={"world_size": world},
-        )
+                # The ranks divide the work evenly, and the fitted model gives the communication.
+                compute_ms = parts["compute"].estimate * self.world_size / world
+                yield Measurement(
+                    "latency",
+                    compute_ms + _sending_ms(link, self.traffic(world)),
+                    n=1,
+                    provenance=Provenance.MODELLED,
+                    method="alpha-beta",
+                    scope=f"{self.phase} at {world} ranks",
+                    flags=launch.flags,
+                    details={"world_size": world},
+                )
 
 
 def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
@@ -257,7 +253,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             parts[name] = share.in_parts
         if case.is_checked:
             found[name]["error"] = share.error()
-        if case.traffic(case.world_size):
+        if case.traffic():
             found[name]["bytes"] = count_bytes(share.call, calls=2)
     times = time_across_ranks(calls, budget_s, **how)
     for link in links:

@@ -3,7 +3,7 @@
 The time of a call is the time on the slowest rank.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from nanolib.meters.time.ranks import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models import attention
 from nanolib.models.attention.partial import partial_attention
-from nanolib.models.attention.ranks import Sharding, Traffic
+from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.tree import tree_attention_decode
@@ -165,28 +165,26 @@ class Launch:
             for at, is_busy in enumerate(busy)
         ]
 
-    def speed_ups(self, name: str, others: Iterable[str], scope: str) -> Measurements:
-        """Yield the speed-ups of a call over other calls, if enough rounds contain both calls."""
-        for other in others:
+    def rows(self, case: Any) -> Measurements:
+        """Yield the time, the speed-ups, the memory, the error and the communication of a case.
+
+        The memory and the error are the largest of all ranks. A speed-up over another algorithm of
+        the launch needs enough rounds.
+        """
+        name, scope, traffic = case.algorithm, case.phase, case.traffic()
+        yield self.latency(name, scope)
+        for other in (other for other in self.answers[0]["found"] if other != name):
             row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
             if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
-
-    def counts(
-        self, name: str, scope: str, traffic: Traffic | None, planned_mib: float | None = None
-    ) -> Measurements:
-        """Yield the largest peak and error of all ranks, and the communication of one call.
-
-        Args:
-            name: Name of the algorithm.
-            scope: Scope of the rows.
-            traffic: Communication of one call by formula, or None if there is no formula.
-            planned_mib: Planned peak memory of a rank, MiB.
-        """
         found = [answer["found"][name] for answer in self.answers]
-        peak = max(one["peak"] for one in found) / MIB
-        method = f"{found[0]['method']}, largest rank"
-        yield exact("peak_memory", peak, scope=scope, method=method, predicted=planned_mib)
+        yield exact(
+            "peak_memory",
+            max(one["peak"] for one in found) / MIB,
+            scope=scope,
+            method=f"{found[0]['method']}, largest rank",
+            predicted=case.predict().get("peak_memory"),
+        )
         if "error" in found[0]:
             error = max(one["error"] for one in found)
             yield Measurement("relative_error", error, n=len(found), method="float64", scope=scope)
@@ -225,13 +223,12 @@ class Launch:
             yield replace(row, metric="component_time", predicted=predicted, flags=self.flags)
 
 
-def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
+def link_rows(launch: Launch) -> tuple[LinkCost | None, list[Measurement]]:
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
         launch: Results from the ranks. The list `links` in each result contains the messages, the
             bytes and the scope of each collective.
-        scope: Scope of the rows with the fitted cost.
 
     Returns:
         The fitted cost and the rows. The cost is None if no collectives were timed. The rows
@@ -250,7 +247,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     fit = {
         "n": len(rows),
         "method": "least squares over collectives",
-        "scope": scope,
+        "scope": f"{len(launch.answers)} ranks",
         "flags": launch.flags,
         "details": {"residuals": list(cost.residuals)},
     }

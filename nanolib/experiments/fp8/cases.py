@@ -121,7 +121,7 @@ def cases(params: Params) -> list[Case]:
         for compiled in params.compiled
         for precision in params.precisions
     ]
-    products = dict.fromkeys(product_of(case.precision) for case in speed)
+    products = dict.fromkeys(case.product for case in speed)
     possible = [name for name in products if not no_product(name, device)]
     ceilings = ceiling_cases(device, possible, params.budget_s) if possible else []
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
@@ -157,6 +157,11 @@ class SpeedCase(ModelWorkCase):
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
+    def product(self) -> str:
+        """Return the dtype of the matrix products, which is `fp8` for FP8 recipes."""
+        return "fp8" if self.recipe else self.precision
+
+    @property
     def dtype(self) -> str:
         """Return the dtype of the weights."""
         return DTYPES[self.precision]
@@ -174,7 +179,7 @@ class SpeedCase(ModelWorkCase):
 
     def unsupported(self) -> str:
         """Return why this machine cannot run the case, or an empty string."""
-        return no_product(product_of(self.precision), self.device) or super().unsupported()
+        return no_product(self.product, self.device) or super().unsupported()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return FLOPs and parameters, and for FP8 the converted share and largest speed-up."""
@@ -210,7 +215,7 @@ class SpeedCase(ModelWorkCase):
         yield latency
         yield exact("flops", flops, scope=self.mode)
         # FP8 and bf16 have different peak rates, so `mfu` uses that of the precision.
-        yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
+        yield from rate_rows(latency, flops, self.product, ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(Workload(self.mode, call), self, params)
         for row in self.model_case.measure_memory(step):
@@ -238,8 +243,3 @@ class SpeedCase(ModelWorkCase):
             "amdahl_bound": 1 / (1 - share / 2),
         }
         return exact("converted_share", share, method="audit", details=details)
-
-
-def product_of(precision: str) -> str:
-    """Return the dtype of matrix products in a precision, which is `fp8` for FP8 recipes."""
-    return "fp8" if precision.startswith("fp8") else precision

@@ -63,6 +63,11 @@ class ParityCase(Case):
         return torch.device(self.device).type == "cpu"
 
     @property
+    def autocast(self) -> torch.dtype | None:
+        """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
+        return None if self.on_cpu else torch.bfloat16
+
+    @property
     def casts(self) -> str:
         """Return the name of the casts in `nanolib.models.fp8`, or an empty string for bf16."""
         return "" if self.recipe in (BASE, AGAIN) else self.recipe.removeprefix("fp8_")
@@ -149,7 +154,7 @@ def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     model, batches = _model(case, seed), _batches(case, seed, corpus)
-    return model, train(model, batches, rate, autocast=_autocast(case), clip=1.0)
+    return model, train(model, batches, rate, autocast=case.autocast, clip=1.0)
 
 
 def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
@@ -157,11 +162,6 @@ def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (case.steps, case.batch_size, case.seq_len + 1)
     return text.batches(text.load(corpus), *shape, generator, case.device)
-
-
-def _autocast(case: ParityCase) -> torch.dtype | None:
-    """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
-    return None if case.on_cpu else torch.bfloat16
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -207,7 +207,7 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
     for name in fp8.chosen_layers(model):
         model.get_submodule(name).register_forward_hook(functools.partial(note, name))
     batch = islice(_batches(case, case.first_seed, corpus), 1)
-    train(model, batch, 0.0, autocast=_autocast(case))
+    train(model, batch, 0.0, autocast=case.autocast)
     return seen
 
 
