@@ -234,9 +234,8 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure the algorithms on this rank, and return a result for `Launch`."""
     cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
-    me, several, how = dist.get_rank(), dist.get_world_size() > 1, {"device": device, "seed": seed}
-    links = []
-    if several and cases[0].phase == "decode":
+    me, how, links = dist.get_rank(), {"device": device, "seed": seed}, []
+    if dist.get_world_size() > 1 and cases[0].phase == "decode":
         links = time_collectives(budget_s, **how)
     # Algorithms with equal layouts share the tensors of this rank.
     drawn = functools.cache(functools.partial(draw, cases[0], seed=seed, device=device))
