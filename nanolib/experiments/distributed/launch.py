@@ -83,7 +83,7 @@ class Share:
         with torch.no_grad():
             return self._attend()
 
-    def _attend(self, shard: Sequence[Tensor] = (), **more: Any) -> Tensor:
+    def _attend(self, shard: Sequence[Tensor] = (), timer: Any = None) -> Tensor:
         algorithm, is_decoding = self.case.algorithm, self.case.phase == "decode"
         q, k, v = self.tensors[0], *(shard or self.tensors[1:3])
         if algorithm in ("dense", "math"):  # Only the first rank has keys.
@@ -93,26 +93,25 @@ class Share:
                 return partial_attention(q, k, v)[0].to(q.dtype)
             options = {"backend": "math"} if algorithm == "math" else None
             return attention.attend("dense", q, k, v, causal=True, options=options)
-        more["layout"] = self.case.layout
+        how = {"layout": self.case.layout, "timer": timer}
         if is_decoding:
-            return tree_attention_decode(q, k, v, algorithm=algorithm, **more)
-        attend = ulysses_attention if algorithm == "ulysses" else ring_attention
-        return attend(q, k, v, **more)
+            return tree_attention_decode(q, k, v, algorithm=algorithm, **how)
+        if algorithm == "ulysses":
+            return ulysses_attention(q, k, v, **how)
+        return ring_attention(q, k, v, overlap=timer is None, **how)
 
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
         """Run the parts one after the other, because overlapping parts have no separate times."""
-        case = self.case
+        case, shard = self.case, ()
         if case.algorithm == "dense":
             with timer.time_block("comp_attention"):
                 self._attend()
-        elif case.phase == "decode":
+            return
+        if case.phase == "decode":
             with timer.time_block("comp_shard_kv"):
                 shard = [case.layout.take(x, self.rank) for x in self.whole[1:3]]
-            self._attend(shard, timer=timer)
-        else:
-            more = {} if case.algorithm == "ulysses" else {"overlap": False}
-            self._attend(timer=timer, **more)
+        self._attend(shard, timer)
 
     def error(self) -> float:
         """Return the relative error of this rank's output against float64."""
