@@ -50,7 +50,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         subtitle=[
             "Forward pass, timed in turns with dense kernels. Smallest speed-up over any of them.",
             "The time to build a reusable mask is excluded. Hollow: the state in the table is not ok.",
-            "Dashed: upper bound from skipped tiles.",
+            "Line at 1: as fast as dense. Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",
         xunit="Sequence length (tokens)",
@@ -69,9 +69,9 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
-        lacking = "the loss was not measured; set quality_attentions"
         cases = rows_with_factor(rows, "attention", "seeds")
-        return empty_chart(title, why_empty(cases, "attention", lacking))
+        why = why_empty(cases, "attention", "the loss was not measured; set quality_attentions")
+        return empty_chart(title, why)
     data = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],
