@@ -108,7 +108,7 @@ class Share:
             with timer.time_block("comp_attention"):
                 self._attend()
             return
-        if case.phase == "decode":
+        if case.phase == "decode" and self.whole:  # A long sequence is on no rank as a whole.
             with timer.time_block("comp_shard_kv"):
                 shard = [case.layout.take(x, self.rank) for x in self.whole[1:3]]
         self._attend(shard, timer)

@@ -138,7 +138,7 @@ def _format_lengths(table: pd.DataFrame) -> pd.Series:
 
 
 def decode_shares(rows: pd.DataFrame) -> Drawing:
-    """Draw the time per token of each algorithm as a bar of its components."""
+    """Draw the time per token of each component, such as local attention or waiting."""
     title = "Time per token by component"
     table = component_table(rows)
     if len(table):
@@ -148,20 +148,21 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
     table = table.drop_duplicates(["algorithm", "dtype", "component"], keep="last")
+    parts = table["component"].str.split(": ")
     data = {
-        "series": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
-        "part": table["component"].str.split(": ").str[0],
+        "panel": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
+        "series": parts.str[-1],
+        "part": parts.str[0],
         "x": table["ms"],
-        "note": [f"{line['component']}: {in_ms(line, 'ms')}" for _, line in table.iterrows()],
+        "text": [in_ms(line, "ms") for _, line in table.iterrows()],
     }
     return plot(
         pd.DataFrame(data | links(table)),
         f"{title}: {_format_lengths(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
         "bars",
         subtitle=[
-            "Ranks synchronize before each communication step, "
-            "so waiting does not count as communication.",
-            "Each part is the time on its slowest rank, so a bar may be longer than a call.",
+            "Slowest rank. Ranks synchronize before each communication step, "
+            "so waiting does not count as communication."
         ],
         unit="Median time (ms)",
     )
