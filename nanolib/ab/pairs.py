@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from nanolib.compare.findings import case_name
 from nanolib.measurement import Status
 from nanolib.stats.compare import THRESHOLD, Verdict
 
@@ -49,11 +48,6 @@ class Task:
     case_id: str
     factors: Mapping[str, Any]
     request: Request
-
-    @property
-    def case(self) -> str:
-        """Return the name of the case."""
-        return case_name(self.factors)
 
     @property
     def device(self) -> str:

@@ -26,7 +26,7 @@ from nanolib.compare.findings import (
 )
 from nanolib.compare.runs import figure_lines
 from nanolib.measurement import BadInput, Status
-from nanolib.run.lock import device_lock
+from nanolib.run.process import device_lock
 from nanolib.stats.compare import Kind
 
 Cases = dict[str, Mapping[str, Any]]  # id → factors
@@ -71,7 +71,11 @@ class Spec:
         Raises:
             BadInput: A version cannot list its cases, or the versions have no timed case in common.
         """
-        tasks, lines = [self._call_task(name) for name in self.functions], []
+        tasks, lines = [], []
+        for name in self.functions:
+            request = {"do": "function", "function": name, "setup": self.setup}
+            digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+            tasks.append(Task(CALL, digest, {"name": name}, request))
         with contextlib.ExitStack() as stack:
             if self.jobs:
                 processes = [stack.enter_context(VersionProcess(version)) for version in versions]
@@ -90,11 +94,6 @@ class Spec:
                 "name another notebook or other parameters"
             )
         return tasks, lines
-
-    def _call_task(self, name: str) -> Task:
-        request = {"do": "function", "function": name, "setup": self.setup}
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        return Task(CALL, digest, {"name": name}, request)
 
 
 def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
@@ -169,22 +168,23 @@ def run_ab(
     names = case_names(("", task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
         case = names["", result.task.experiment, result.task.case_id]
-        lines += [replace(line, case=case) for line in lines_of(result, settings.threshold)]
+        lines += lines_of(result, case, settings.threshold)
     differ = describe_differences(*(one.packages for one in spec.interpreters))
     return Comparison(worst_first(lines), True, settings.threshold, differ=differ)
 
 
-def lines_of(result: TaskResult, threshold: float) -> list[Line]:
+def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
     """Return the findings of one task: its timings, and each counted metric that changed.
 
     Args:
         result: The task with its block times and verdicts.
+        case: Name of the task's case.
         threshold: Smallest change of counted memory that is a regression, as a fraction.
     """
     task = result.task
 
     def line(finding: str, name: str = "", message: str = "", **values: Any) -> Line:
-        return Line(task.experiment, task.case, name, finding, message=message, **values)
+        return Line(task.experiment, case, name, finding, message=message, **values)
 
     if result.failures:
         a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
@@ -192,7 +192,7 @@ def lines_of(result: TaskResult, threshold: float) -> list[Line]:
         return [line(finding, message=result.failures)]
     of_a, of_b = (_figures(task, rows) for rows in result.rows)
     counted = figure_lines(of_a, of_b, threshold)
-    lines = [one for one in counted if one.finding != Kind.EQUIVALENT]
+    lines = [replace(one, case=case) for one in counted if one.finding != Kind.EQUIVALENT]
     if not result.blocks:
         lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))
     for scope, pairs in result.blocks.items():

@@ -72,17 +72,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         call = functools.partial(function, _imported(request["setup"], root)())
     checks = _loaded(_OURS / "meters" / "time" / "call_check.py")
     check = checks.CallCheck(call, request["function"], Refused)
-    _time_calls(check)
-    _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
-
-
-def _time_calls(check: Any) -> None:
-    """Time blocks of calls, without garbage collection inside a block.
-
-    Args:
-        check: The `CallCheck` of the function. nanolib checks the first two calls.
-    """
-    checked = [check, check]
+    checked = [check, check]  # nanolib checks the first two calls.
 
     def time_block(calls: int) -> list[list[float]]:
         rows = []
@@ -97,12 +87,13 @@ def _time_calls(check: Any) -> None:
 
     gc.collect()
     gc.freeze()
-    gc.disable()
+    gc.disable()  # Garbage is collected between blocks.
     try:
         _serve_blocks([""], time_block, last=True)
     finally:
         gc.enable()
         gc.unfreeze()
+    _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
 
 
 def _imported(name: str, root: Path) -> Any:

@@ -32,9 +32,9 @@ from nanolib.run.group import (
     measure_group,
     run_in_process,
 )
-from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of, measured_before
+from nanolib.run.process import device_lock, lock_path, say
 from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome
@@ -175,7 +175,7 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
     """Divide cases into their groups. The groups are in the order of their first cases."""
     groups = {}
     for case in cases:
-        groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
+        groups.setdefault(case.group or case.case_id, []).append(case)
     return list(groups.values())
 
 

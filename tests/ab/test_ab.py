@@ -226,7 +226,7 @@ def test_a_case_of_one_version_is_a_finding(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_listed_cases", lambda *_: [of_a, of_b])
     versions = [Version(".", "", tmp_path, Path(), tmp_path)] * 2
     (task,), lines = Spec((".", "."), tmp_path, [("attention", {})]).tasks(versions)
-    assert (task.experiment, task.case_id, task.case) == ("attention", "b", "b")
+    assert (task.experiment, task.case_id) == ("attention", "b")
     assert task.request["case_id"] == "b"
     assert [(line.case, line.finding, line.message) for line in lines] == [
         ("a", "missing", "B does not have this case"),

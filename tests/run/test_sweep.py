@@ -18,7 +18,7 @@ from nanolib.run.dry_run import expected_s
 from nanolib.run.group import Canceled
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
-from nanolib.store.identity import host, process_name
+from nanolib.store.connection import host, process_name
 from tests.ab.conftest import Repository
 from tests.run import sample_experiment as sample
 from tests.run.sample_experiment import ends
@@ -164,7 +164,7 @@ def test_edited_sources_are_another_version_and_a_folder_outside_git_has_no_revi
     code.parent.mkdir()
     code.write_text("one = 1\n")
     monkeypatch.setattr(provenance.nanolib, "__file__", str(code))
-    sources, revision = provenance.source_digest.__wrapped__, provenance.git_revision.__wrapped__
+    sources, revision = provenance.source_digest.__wrapped__, provenance.git_revision
     first = sources()
     assert sources() == first and revision() == ""
     Repository(tmp_path).commit("x")

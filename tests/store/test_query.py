@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import BadInput, Measurement, exact
-from nanolib.store.identity import process_name
+from nanolib.store.connection import process_name
 from tests.store.rows import LATENCY, make_run
 
 

@@ -18,10 +18,10 @@ from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
-from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
+from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.ranks import lacking
-from nanolib.stats.scaling import LinkCost
+from nanolib.stats.intervals import LinkCost
 
 DECODE, FORWARD, TRAINING, MEMORY = "decode", "forward", "training", "memory"
 RING, ZIGZAG, ULYSSES, DENSE, MATH = "ring", "zigzag", "ulysses", "dense", "math"
@@ -147,10 +147,6 @@ class ShardedCase(RanksCase):
             predicted["bytes sent per rank"] = max(traffic.sent)
         return predicted
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the algorithm alone."""
-        return (row for _, row in self.launch([self], params))
-
     def launch(
         self, cases: Sequence["ShardedCase"], params: Any
     ) -> Iterator[tuple["ShardedCase", Measurement]]:
@@ -237,7 +233,9 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure the algorithms on this rank, and return a result for `Launch`."""
-    cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
+    cases = [ShardedCase(**factors) for factors in asked["cases"]]
+    seed, budget_s = asked["seed"], asked["budget_s"]
+    device = torch.device(cases[0].device.split(":")[0])
     me, several, how = dist.get_rank(), dist.get_world_size() > 1, {"device": device, "seed": seed}
     links = []
     if several and cases[0].phase == DECODE:

@@ -17,8 +17,7 @@ from nanolib.meters.time.ranks import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
 from nanolib.numbers import MIB
-from nanolib.stats.intervals import TooFewSamples
-from nanolib.stats.scaling import LinkCost, link_cost
+from nanolib.stats.intervals import LinkCost, TooFewSamples, link_cost
 
 _SLOWEST = "perf_counter, slowest rank"
 
