@@ -11,7 +11,7 @@ import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Settings, Task, TaskResult
-from nanolib.ab.schedule import Log, compare_versions
+from nanolib.ab.schedule import Log, ask_both, compare_versions
 from nanolib.ab.versions import HERE, Interpreter, Version, checked_out
 from nanolib.compare.findings import (
     FAILED,
@@ -97,18 +97,13 @@ class Spec:
 
 
 def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
-    """Return the cases that A and B can time.
-
-    Both processes receive the request first, so they import at the same time.
-    """
-    for process in processes:
-        process.send(do="cases", **request)
+    """Return the cases that A and B can time."""
+    try:
+        answers = ask_both(processes, request | {"do": "cases"})
+    except VersionDied as death:
+        raise BadInput(f"{death.process.version.title}: {death}") from None
     listed = []
-    for process in processes:
-        try:
-            answer = process.receive()
-        except VersionDied as death:
-            raise BadInput(f"{process.version.title}: {death}") from None
+    for process, answer in zip(processes, answers, strict=True):
         if "cases" not in answer:
             raise BadInput(f"{process.version.title}: {answer['message']}")
         listed.append({case["case_id"]: case["factors"] for case in answer["cases"]})

@@ -52,7 +52,6 @@ class Store(Reader):
         row = {name: value for name, value in vars(run).items() if name not in ("machine", "rows")}
         row |= {
             "machine_id": run.machine["machine_id"],
-            "cases": run.cases or len(run.rows),
             "started": now,
             "status": RunStatus.DONE if run.rows else RunStatus.RUNNING,
             "message": "",

@@ -65,11 +65,8 @@ class _Sized(sample.SampleCase):
         return "no such unit" if self.behavior == "unsupported" else ""
 
     def plan(self):
-        return (
-            Plan(reason="why")
-            if self.behavior == "unknown"
-            else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
-        )
+        odd = {"unknown": Plan(reason="why"), "planned": Plan(unsupported="no such kernel")}
+        return odd.get(self.behavior, Plan({"a": MIB, "b": 9 * MIB, "c": 2}))
 
     def predict(self, ceilings=None):
         rest = {"bytes": 5.0 * MIB, "weight_memory": 7.0, "kept_share": "half"}
@@ -94,6 +91,7 @@ def test_a_prediction_has_its_unit():
         ("ok", None, ("3,000", "9", "runs")),
         ("unknown", MIB, ("3,000", "—", "runs (why)")),
         ("unsupported", MIB, ("3,000", "—", "unsupported: no such unit")),
+        ("planned", MIB, ("3,000", "—", "unsupported: no such kernel")),
         ("own", MIB, ("—", "—", "known after a run, because the model is your own code")),
     ],
 )
