@@ -45,11 +45,6 @@ class StrictModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _read_texts(cls, values: Values) -> Any:
-        """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
-        return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
-
-    @classmethod
     def flat(cls, values: Values) -> dict[str, Any]:
         """Return the values, with those in `settings` moved to the top level.
 
@@ -76,17 +71,16 @@ class StrictModel(pydantic.BaseModel):
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
         return {name: values[name] for name in cls.MAIN if name in values} | {"settings": settings}
 
+    @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _read(cls, name: str, value: Any) -> Any:
-        field = cls.model_fields.get(name)
-        if field is None:
-            return value
-        kinds = _kinds(field.annotation)
+    def _read(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
+        kinds = _kinds(cls.model_fields[info.field_name].annotation)
         if isinstance(value, str) and str not in kinds:
-            value = _load(f"{name}: {shown(value)}", value)
+            value = _load(f"{info.field_name}: {shown(value)}", value)
         items = value if isinstance(value, list) else [value]
         if kinds & {int, float} and bool not in kinds and any(isinstance(x, bool) for x in items):
-            raise BadInput(f"{name}: must be a number, got {shown(value)}")
+            raise ValueError(f"must be a number, got {shown(value)}")
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
         return value

@@ -39,7 +39,7 @@ class Task:
 
     Attributes:
         experiment: Name of the case's notebook, or `CALL` for a function.
-        case_id: ID of the case in the database.
+        case_id: ID of the case in the database, or the name of the function.
         factors: Names and values of the factors that define the case.
         request: The request that starts the case in A and in B.
     """

@@ -1,7 +1,6 @@
 """Define what `nano ab` compares, compare two versions, and turn block times into findings."""
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,15 +52,6 @@ class Spec:
     setup: str = ""
     interpreters: tuple[Interpreter, Interpreter] = (HERE, HERE)
 
-    def __post_init__(self) -> None:
-        for name in (*self.functions, *filter(None, [self.setup])):
-            module, _, function = name.partition(":")
-            if not (module and function):
-                option = "--setup" if name == self.setup else "--call"
-                raise BadInput(
-                    f"{option}: {name!r} is not a function; write package.module:function"
-                )
-
     def tasks(self, versions: Sequence[Version]) -> tuple[list[Task], list[Line]]:
         """Return the tasks that both versions have, and a finding for every other case.
 
@@ -74,8 +64,7 @@ class Spec:
         tasks, lines = [], []
         for name in self.functions:
             request = {"do": "function", "function": name, "setup": self.setup}
-            digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-            tasks.append(Task(CALL, digest, {"name": name}, request))
+            tasks.append(Task(CALL, name, {"name": name}, request))
         with contextlib.ExitStack() as stack:
             if self.jobs:
                 processes = [stack.enter_context(VersionProcess(version)) for version in versions]

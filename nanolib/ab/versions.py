@@ -105,8 +105,8 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
                 versions[name] = Version(name, commit[:12], place, folder, top)
                 if not place.exists():  # Two names may refer to the same commit.
                     # The repository's own hooks must not run.
-                    quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-                    git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
+                    add = ("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach")
+                    git(top, *add, "--quiet", str(place), commit)
                     git(place, "submodule", "update", "--init", "--quiet")
             yield [versions[name] for name in names]
     finally:

@@ -107,7 +107,8 @@ def _imported(name: str, root: Path) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise Refused(f"{name}: {module_name} has no callable {attribute!r}")
+        wrong = f"{module_name} has no callable {attribute!r}; write package.module:function"
+        raise Refused(f"{name}: {wrong}")
     return found
 
 

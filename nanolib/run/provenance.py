@@ -1,6 +1,5 @@
 """Record what a run depends on: the code, the machine, and the interference of other processes."""
 
-import functools
 import hashlib
 import json
 import os
@@ -18,16 +17,6 @@ from nanolib.run.process import say
 from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
 from nanolib.store.connection import alive, process_name
-
-
-@functools.cache
-def source_digest() -> str:
-    """Return a hash of nanolib's source files. Every edit of the code changes the hash."""
-    root = Path(nanolib.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def git_revision() -> str:
@@ -48,7 +37,8 @@ def new_run(params: Params, device: str, cases: int) -> Run:
     machine, interference = this_machine(), find_interference(device)
     for line in interference:
         say(f"not a quiet machine: {line}")
-    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    sources = code_digest("nanolib:measure")  # Every edit of nanolib changes this hash.
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": sources}
     if own_code := code_digest(params.defining()):
         made_by["own code"] = own_code
     identity = [params.NAME, params.defining(), made_by, machine.machine_id, device]

@@ -171,8 +171,8 @@ def insert_traces(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[An
 
 def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
     """Return the names of a table's columns, without `id`. Each database numbers its own rows."""
-    names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
-    return [name for name in names if name != "id"]
+    query = "SELECT name FROM pragma_table_info(?, 'main') WHERE name != 'id'"
+    return [name for (name,) in db.execute(query, (table,))]
 
 
 def _plain(value: Any) -> Any:

@@ -121,7 +121,7 @@ BAD = {
     "base . --call work:walk": "): work:walk: work has no callable 'walk'",
     "begins begins --call work:only": "work:only: a call only starts the work and returns a",
     "base . --call json:dumps": "outside this version",
-    "base . --call work": "--call: 'work' is not a function; write package.module:function",
+    "base . --call work": "): work: work has no callable ''; write package.module:function",
     "base . attention --call work:run": "--call: cannot be combined with a notebook",
     "base . --setup work:run": "--setup: 'work:run' needs --call",
 }
