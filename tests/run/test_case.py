@@ -20,37 +20,28 @@ MIB = 2**20
 @dataclass(frozen=True)
 class _Ranks(RanksCase):
     world_size: int
-    threads: int = 1
+    threads: int = 2
 
 
 @pytest.mark.parametrize(
-    ("device", "nodes", "expected"),
+    ("device", "nodes", "expected", "too_many"),
     [
-        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 2 nodes")),
-        ("cuda", 5, (1, ("cuda:0",), 1, "5 rank(s) on 5 nodes")),
-        ("cpu", 2, (3, ("cpu",), 3, "5 rank(s) on 2 nodes")),
-        ("cpu", 1, (5, ("cpu",), 5, "5 rank(s)")),
+        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 2 nodes"), True),
+        ("cuda", 3, (2, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 3 nodes"), False),
+        ("cuda", 5, (1, ("cuda:0",), 1, "5 rank(s) on 5 nodes"), False),
+        ("cpu", 2, (3, ("cpu",), 3, "5 rank(s) on 2 nodes"), False),
+        ("cpu", 1, (5, ("cpu",), 5, "5 rank(s)"), True),
     ],
 )
-def test_ranks_are_divided_among_nodes_and_use_the_gpus_of_theirs(
-    monkeypatch, device, nodes, expected
+def test_ranks_are_divided_among_nodes_and_share_what_is_too_little(
+    monkeypatch, device, nodes, expected, too_many
 ):
+    monkeypatch.setattr(cases, "usable_cores", lambda: 6)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     case = _Ranks(device, world_size=5, nodes=nodes)
     assert (case.ranks_here, case.devices, case.sharing, case.ranks) == expected
     assert case.factors.get("nodes") == (None if nodes == 1 else nodes)
-
-
-@pytest.mark.parametrize(
-    ("device", "ranks", "threads", "too_many"),
-    [("cpu", 2, 3, False), ("cpu", 2, 4, True), ("cuda:0", 2, 9, False), ("cuda", 3, 1, True)],
-)
-def test_ranks_share_once_they_need_more_than_there_is(
-    monkeypatch, device, ranks, threads, too_many
-):
-    monkeypatch.setattr(cases, "usable_cores", lambda: 6)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert _Ranks(device, ranks, threads).is_oversubscribed == too_many
+    assert case.is_oversubscribed == too_many
 
 
 @dataclass(frozen=True)

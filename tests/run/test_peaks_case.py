@@ -41,10 +41,9 @@ def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merge
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
 
-    def measured(device, kind, budget_s, **_):
-        metric = "ceiling_bytes" if kind == "copy" else "ceiling_flops"
-        rest = {"samples": (1.0, 2.0), "scope": kind}
-        return Measurement(metric, next(numbers), 0.5, 1e3, 0.95, 2, **rest)
+    def measured(device, kind, budget_s):
+        how = {"samples": (1.0, 2.0), "scope": kind}
+        return Measurement("ceiling_bytes", next(numbers), 0.5, 1e3, 0.95, 2, **how)
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)
@@ -52,16 +51,12 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
     for budget_s in (0.01, 0.02, 0.02):
         peaks = ceiling_cases("cpu", ["float32"], budget_s)
         experiment = SimpleNamespace(cases=lambda _, peaks=peaks: peaks)
-        run = sweep.measure(experiment, Params(), store=store)
-        rows = run.measurements(samples=True)
-        found.append(rows[rows["metric"] != "case_duration"].set_index("scope"))
-        run.finish()
+        rows = sweep.measure(experiment, Params(), store=store).measurements(samples=True)
+        found.append(rows[rows["metric"] != "case_duration"])
     first, second, third = found
     assert list(first["estimate"]) == [1.0, 2.0]
     assert list(second["estimate"]) == ([1.0, 2.0] if launch else [3.0, 4.0])
     said = f"measured by run {first['run_id'].iloc[0][:8]} of the same command"
-    assert {said in text for text in second["message"]} == {bool(launch)}
-    if launch:  # The third run names the run that has measured the rate.
-        assert list(third["message"]) == list(second["message"])
-    for row in second.itertuples():
+    for row in (*second.itertuples(), *third.itertuples()):  # The third names the first run too.
         assert (row.low, row.high, tuple(row.samples)) == (0.5, 1e3, (1.0, 2.0))
+        assert (row.message == f"; {said}") == bool(launch)
