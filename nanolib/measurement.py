@@ -240,21 +240,20 @@ class Measurement:
         notes = "".join(f"; {FLAG_TEXT[flag]}" for flag in self.flags)
         return f"{name}: {' '.join(words)} (n={self.n}, {self.method}){notes}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields of the measurement by name, as JSON types."""
-        lists = {"samples": list(self.samples), "flags": list(self.flags)}
-        return vars(self) | lists | {"details": dict(self.details)}
-
 
 Measurements = Iterator[Measurement]
 
 
-def exact(
-    metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
-) -> Measurement:
-    """Return a measurement of a deterministic value. Both ends of its interval equal the value."""
-    rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
-    return Measurement(metric, value, scope=scope, method=method, **rest)
+def exact(metric: str, value: float, **rest: Any) -> Measurement:
+    """Return a measurement of a deterministic value. Both ends of its interval equal the value.
+
+    Args:
+        metric: Name of the metric.
+        value: The value in the metric's unit.
+        rest: More fields of the measurement, such as `scope`. The default `method` is `formula`.
+    """
+    rest = {"confidence": 1.0, "n": 1, "low": value, "high": value, "method": "formula"} | rest
+    return Measurement(metric, value, **rest)
 
 
 def printable(text: str) -> str:

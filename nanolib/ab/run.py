@@ -1,6 +1,5 @@
 """Define what `nano ab` compares, compare two versions, and turn block times into findings."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Settings, Task, TaskResult
+from nanolib.ab.processes import Processes
 from nanolib.ab.schedule import Log, ask_both, compare_versions
 from nanolib.ab.versions import HERE, Interpreter, Version, checked_out
 from nanolib.compare.findings import (
@@ -65,12 +65,10 @@ class Spec:
         for name in self.functions:
             request = {"do": "function", "function": name, "setup": self.setup}
             tasks.append(Task(CALL, name, {"name": name}, request))
-        with contextlib.ExitStack() as stack:
-            if self.jobs:
-                processes = [stack.enter_context(VersionProcess(version)) for version in versions]
+        with Processes(versions, fork=False) as sides:
             for experiment, params in self.jobs:
                 request = {"experiment": experiment, "params": dict(params)}
-                of_a, of_b = _listed_cases(processes, request)
+                of_a, of_b = _listed_cases(sides.processes or sides.renew(), request)
                 lines += _only_in(experiment, of_a, of_b, MISSING, "B")
                 lines += _only_in(experiment, of_b, of_a, NEW, "A")
                 for case_id, factors in of_a.items():
