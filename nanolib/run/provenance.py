@@ -1,5 +1,6 @@
 """Record what a run depends on: the code, the machine, and the interference of other processes."""
 
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,12 @@ from nanolib.run.process import say
 from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
 from nanolib.store.connection import alive, process_name
+
+
+@functools.cache  # Later edits of the files do not change the code of this process.
+def source_digest() -> str:
+    """Return a hash of nanolib's source files. Every edit of the code changes the hash."""
+    return code_digest("nanolib:measure")
 
 
 def git_revision() -> str:
@@ -37,8 +44,7 @@ def new_run(params: Params, device: str, cases: int) -> Run:
     machine, interference = this_machine(), find_interference(device)
     for line in interference:
         say(f"not a quiet machine: {line}")
-    sources = code_digest("nanolib:measure")  # Every edit of nanolib changes this hash.
-    made_by = versions() | {"nanolib": nanolib.__version__, "sources": sources}
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     if own_code := code_digest(params.defining()):
         made_by["own code"] = own_code
     identity = [params.NAME, params.defining(), made_by, machine.machine_id, device]
