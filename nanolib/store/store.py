@@ -12,7 +12,6 @@ from nanolib.store.schema import (
     LISTED,
     TABLES_OF_CASES,
     Run,
-    columns_of,
     encode,
     insert,
     insert_traces,
@@ -57,9 +56,7 @@ class Store(Reader):
             "message": "",
         }
         with self.transaction() as db:
-            given = {"gpus": [], "dtypes": {}, **run.machine}
-            machine = {name: given.get(name) for name in columns_of(db, "machines")}
-            insert(db, "machines", machine, "REPLACE")
+            insert(db, "machines", run.machine, "REPLACE")
             insert(db, "runs", row)
             for case_id, rows in run.rows.items():
                 self.write_case(run.run_id, case_id, *rows)
