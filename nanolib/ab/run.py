@@ -89,12 +89,10 @@ def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list
         answers = ask_both(processes, request | {"do": "cases"})
     except VersionDied as death:
         raise BadInput(f"{death.process.version.title}: {death}") from None
-    listed = []
     for process, answer in zip(processes, answers, strict=True):
         if "cases" not in answer:
             raise BadInput(f"{process.version.title}: {answer['message']}")
-        listed.append({case["case_id"]: case["factors"] for case in answer["cases"]})
-    return listed
+    return [answer["cases"] for answer in answers]
 
 
 def _only_in(

@@ -171,8 +171,7 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
 
 def _list_cases(request: dict[str, Any], root: Path) -> None:
     _, cases = _experiment(request, root)
-    chosen = [case for case in cases.values() if case.supports_ab]
-    _answer(cases=[{"case_id": case.case_id, "factors": case.factors} for case in chosen])
+    _answer(cases={name: case.factors for name, case in cases.items() if case.supports_ab})
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:

@@ -105,8 +105,8 @@ class Reader(Connection):
         frame = frame.astype(
             dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
         )
-        factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
-        return pd.concat([frame, factors.set_index(frame.index)], axis=1)
+        factors = pd.DataFrame([*frame["factors"]], index=frame.index).add_prefix("factor.")
+        return pd.concat([frame, factors], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Read the data that a report shows about some runs.
