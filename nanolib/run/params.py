@@ -16,9 +16,7 @@ from nanolib.params import StrictModel
 # the values of these parameters differ.
 SCHEDULING = {"suite", "label", "resume", "trace"}
 
-MAX_SEQ_LEN = 2**24
-
-Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
+Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 # The number of heads, layers or threads, or the dimension of a head.
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]

@@ -18,10 +18,10 @@ from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
-from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
+from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.ranks import lacking
-from nanolib.stats.scaling import LinkCost
+from nanolib.stats.intervals import LinkCost
 
 PREFILL_ALGORITHMS = ("ring", "zigzag", "ulysses")
 # Only the first rank computes these algorithms, and the other ranks wait.
@@ -233,7 +233,9 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure the algorithms on this rank, and return a result for `Launch`."""
-    cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
+    cases = [ShardedCase(**factors) for factors in asked["cases"]]
+    seed, budget_s = asked["seed"], asked["budget_s"]
+    device = torch.device(cases[0].device.split(":")[0])
     me, how, links = dist.get_rank(), {"device": device, "seed": seed}, []
     if dist.get_world_size() > 1 and cases[0].phase == "decode":
         links = time_collectives(budget_s, **how)

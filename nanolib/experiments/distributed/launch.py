@@ -25,7 +25,7 @@ from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.numbers import MIB
-from nanolib.stats.scaling import LinkCost, link_cost
+from nanolib.stats.intervals import LinkCost, link_cost
 
 _SLOWEST = "perf_counter, slowest rank"
 
