@@ -7,7 +7,7 @@ other package imports `nanolib.cli`.
 import click
 
 import nanolib
-from nanolib.cli import ab, compare, prepare, results, run
+from nanolib.cli import ab, compare, results, run
 from nanolib.cli.common import Commands
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -20,11 +20,11 @@ def main() -> None:
 
 
 for command in (
-    prepare.init,
+    run.init,
     run.run,
-    prepare.list_names,
+    run.list_names,
     run.doctor,
-    prepare.plan,
+    run.plan,
     compare.compare,
     ab.ab,
     compare.history,

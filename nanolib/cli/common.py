@@ -1,4 +1,4 @@
-"""Define exit codes, output, options and error messages for all commands."""
+"""Define exit codes, output, options, help and error messages for all commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolib.measurement import BadInput, printable, shown
-from nanolib.paths import OUTPUT_VARIABLE, expanded, output_folder
+from nanolib.paths import (
+    OUTPUT_VARIABLE,
+    expanded,
+    find_checkout,
+    installed_workbook,
+    output_folder,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,3 +226,29 @@ class Commands(click.Group):
             complain("stopped")
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def cells_of(notebook: str) -> list[dict[str, Any]]:
+    """Return the cells of a notebook, from the user's workbook if there is one."""
+    workbook = find_checkout() or installed_workbook()
+    return json.loads((workbook / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+
+
+class NotebookCommand(click.Command):
+    """A command whose help shows the parameters of the first notebook on its command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Store the notebook's name, because `--help` exits before click reads the arguments."""
+        from nanolib.experiments import ALL
+
+        ctx.obj = next((name for name in args if name in ALL), None)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and then the notebook's parameters cell, which declares all names."""
+        super().format_options(ctx, formatter)
+        if ctx.obj:
+            cells = cells_of(ctx.obj)
+            cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+            with formatter.section(f"Parameters of {ctx.obj} (-p NAME=VALUE)"):
+                formatter.write("".join(cell["source"]) + "\n")

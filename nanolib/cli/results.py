@@ -91,8 +91,8 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     The ending of FILE decides the format: .sqlite or .json.
     """
     from nanolib.experiments.summary import select_runs
-    from nanolib.report.export import write
     from nanolib.store import Store
+    from nanolib.store.export import write
 
     with Store(create=False) as store:
         write(store, select_runs(store, [*names] or NEWEST), target)

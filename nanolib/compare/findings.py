@@ -26,6 +26,7 @@ _WORST_FIRST = (
     NEW,
     Kind.EQUIVALENT,
 )
+CASE_KEY = ["machine_id", "experiment", "case_id"]  # Columns that identify a case.
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Line:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as JSON types."""
-        found = vars(self) | {"finding": str(self.finding)}
+        found = dict(vars(self))
         if verdict := found.pop("verdict"):
             low, ratio, high = verdict.interval
             found |= {"ratio": ratio, "low": low, "high": high, "p": verdict.p}
@@ -162,9 +163,9 @@ def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
 def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     """Describe packages and settings that differ, `python` first, such as `torch 2.12.0 → 2.13.0`.
 
-    The version of an absent package is `none`.
+    The version of an absent package is `none`. The hash of nanolib's source files does not count.
     """
-    names = sorted({**a, **b}, key=lambda name: (name != "python", name))
+    names = sorted({*a, *b} - {"sources"}, key=lambda name: (name != "python", name))
     return [
         f"{name} {a.get(name, 'none')} → {b.get(name, 'none')}"
         for name in names
@@ -227,9 +228,8 @@ def case_names(
 
 def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
     """Return the machine ID, experiment, case ID and factors of each case of some rows."""
-    key = ["machine_id", "experiment", "case_id"]
-    cases = rows.drop_duplicates(key)
-    return cases[[*key, "factors"]].itertuples(index=False, name=None)
+    cases = rows.drop_duplicates(CASE_KEY)
+    return cases[[*CASE_KEY, "factors"]].itertuples(index=False, name=None)
 
 
 def share_words(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Define findings. A finding has a conclusion, evidence with intervals, and a next step."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -138,11 +138,3 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
 def comparing(first: Estimate, *others: Estimate) -> Pairs:
     """Compare an estimate with each of the others, and return the estimates and their order."""
     return tuple((first, first.compare_to(other), other) for other in others)
-
-
-def grouped(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """Group findings by heading. The headings keep the order in which they first occur."""
-    groups = {}
-    for finding in findings:
-        groups.setdefault(finding.about, []).append(finding)
-    return list(groups.items())

@@ -23,8 +23,16 @@ import pandas as pd
 
 from nanolib.measurement import printable
 from nanolib.numbers import format_number
-from nanolib.report.axis import Axis, domain_of
-from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
+from nanolib.report.theme import (
+    COLOURS,
+    HUES,
+    Axis,
+    Drawing,
+    domain_of,
+    empty_chart,
+    hues,
+    themed,
+)
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
 _WIDTH = 680  # Width of a chart, in pixels. The panels of a line chart share this width.
@@ -42,7 +50,7 @@ _Encoding = dict[str, Any]
 
 
 def plot(
-    data: pd.DataFrame | None,
+    data: pd.DataFrame,
     title: str,
     kind: str = "line",
     *,
@@ -51,6 +59,7 @@ def plot(
     xunit: str = "",
     log: str = "",
     ref: float | None = None,
+    ref_label: str = "",
     band: tuple[float, float] | None = None,
     fmt: str = ",.3~r",
     empty: str = "nothing was measured",
@@ -68,17 +77,18 @@ def plot(
         xunit: Title of the horizontal axis of a line chart.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
+        ref_label: Label of the reference line on the value axis, which needs a tick at `ref`.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         empty: Reason to show if there is no data.
     """
-    if data is None or data.empty:
+    if data.empty:
         return empty_chart(title, empty)
     lines = [printable(line) for line in subtitle if line]
     if kind == "line" and data["x"].nunique() == 1:
         at = float(data["x"].iloc[0])
         lines = [line.replace("Dashed", "Tick") for line in lines]
-        lines += [f"{xunit}: {format_number(at)}."] if xunit else []
+        lines.append(f"{xunit}: {format_number(at)}.")
         data = data.assign(x=data["y"]).drop(columns="y")
         kind, log = "rows", "x" if "y" in log else ""
     is_line = kind == "line"
@@ -100,7 +110,8 @@ def plot(
         return empty_chart(title, "no value can be drawn on this axis")
     if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
         data["low"] = data["low"].fillna(domain[0]).where(data["high"].notna())
-    axis = Axis(unit, value, is_log, domain, fmt)
+    at_ref = f"datum.value == {ref} ? '{ref_label} ' + datum.label : datum.label"
+    axis = Axis(unit, value, is_log, domain, fmt, at_ref if ref_label else alt.Undefined)
     panels = data["panel"].unique()
     if len(panels) == 1:
         title = ": ".join(filter(None, (title, *panels)))
@@ -146,8 +157,8 @@ def _draw_guides(axis: Axis, ref: float | None, band: tuple[float, float] | None
 def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
     """Return the lines of the tooltip for the columns that have a value."""
     fields = {name: (name, "") for name in ("series", "panel", "part")}
-    fields["x"] = xunit or "x", ",.7~g"  # A sequence length may have seven digits.
-    titles = {axis.channel: axis.title or "value", "low": "from", "high": "to", "pred": "predicted"}
+    fields["x"] = xunit, ",.7~g"  # A sequence length may have seven digits.
+    titles = {axis.channel: axis.title, "low": "from", "high": "to", "pred": "predicted"}
     fields |= {name: (title, ",.4~g") for name, title in titles.items()}
     fields["note"] = "note", ""
     return [

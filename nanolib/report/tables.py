@@ -1,12 +1,17 @@
-"""Build tables with a line per case and a column per metric, and format them for people."""
+"""Build tables with a line per case and a column per metric, and format them for people.
 
+Tables become text with few digits, CSV or Markdown.
+"""
+
+import html
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import OVER, Flag
+from nanolib.measurement import OVER, Flag, printable
 from nanolib.numbers import format_with_interval
 from nanolib.report.finding import Estimate, Pairs, comparing
 from nanolib.report.overview import drop_missing, pick
@@ -98,8 +103,6 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.D
     The status of a case without a stored `case_duration` is `ok`.
     """
     rows = drop_missing(rows, f"factor.{required}")
-    if rows.empty:
-        return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
     columns = [*CASE, *(f"factor.{name}" for name in factors)]
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
     ends = rows[rows["metric"] == "case_duration"].drop_duplicates(CASE, keep="last")
@@ -248,3 +251,34 @@ def in_ms(row: Mapping[str, Any], column: str) -> str:
 def times(row: Mapping[str, Any], column: str) -> str:
     """Format a ratio of a line with its interval."""
     return Estimate.of(row, column).text("×")
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV. Spreadsheets run none of the cells as a formula."""
+    return table.map(_safe_cell).rename(columns=_safe_cell).to_csv(index=False)
+
+
+def _safe_cell(value: Any) -> Any:
+    """Return a cell with a quote before text that a spreadsheet would run as a formula."""
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    acts = value[:1] in list("=+-@\t\r")
+    return ("'" if acts else "") + printable(value)
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """Return a table in GitHub's Markdown, with escaped cells."""
+    if table.empty:
+        return "The table is empty."
+    lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    return "\n".join(
+        "| " + " | ".join(markdown_text(str(cell)) for cell in line) + " |" for line in lines
+    )
+
+
+def markdown_text(text: str) -> str:
+    """Return the text on one line, escaped so that GitHub shows it unchanged."""
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
+    return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)

@@ -39,14 +39,14 @@ def test_an_interval_that_begins_at_zero_is_drawn_from_the_axis_on():
 def test_a_chart_of_nothing_but_what_cannot_be_shown_says_so():
     empty = _chart("y", y=[0.0, -1.0, 0.0]).usermeta["empty"]
     assert empty == "no value can be drawn on this axis"
-    assert is_empty(plot(None, "Made", empty="why"))
+    assert is_empty(plot(pd.DataFrame(), "Made", empty="why"))
 
 
 def test_control_characters_of_names_are_escaped():
     text = _chart(series=["a\x1b[31m", "b\0", "c"], note=["\x07", "", ""]).to_json()
     assert "\\\\x1b[31m" in text and "\\u001b" not in text and "\\u0000" not in text
     assert "\\u0007" not in text
-    assert "\\u001b" not in plot(None, "Made", empty="\x1b").to_json()
+    assert "\\u001b" not in plot(pd.DataFrame(), "Made", empty="\x1b").to_json()
 
 
 @pytest.mark.parametrize(("low", "high"), [(6.1, 7.8), (11, 19), (0.25, 0.55), (1.5, 700)])
