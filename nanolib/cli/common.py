@@ -244,11 +244,11 @@ class NotebookCommand(click.Command):
         ctx.obj = next((name for name in args if name in ALL), None)
         return super().parse_args(ctx, args)
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and then the notebook's parameters cell, which declares all names."""
-        super().format_options(ctx, formatter)
-        if ctx.obj:
-            cells = cells_of(ctx.obj)
-            cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
-            with formatter.section(f"Parameters of {ctx.obj} (-p NAME=VALUE)"):
-                formatter.write("".join(cell["source"]) + "\n")
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help, and then the notebook's parameters cell, which declares all names."""
+        text = super().get_help(ctx)
+        if not ctx.obj:
+            return text
+        cells = cells_of(ctx.obj)
+        cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+        return f"{text}\n\nParameters of {ctx.obj} (-p NAME=VALUE):\n{''.join(cell['source'])}"

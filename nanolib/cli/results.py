@@ -5,7 +5,16 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_option, output_option
+from nanolib.cli.common import (
+    DAYS,
+    NewFile,
+    command,
+    echo,
+    echo_json,
+    echo_table,
+    json_option,
+    output_option,
+)
 from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
 
@@ -23,7 +32,7 @@ def runs(as_json: bool) -> None:
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
+        echo_json(frame.to_dict("records"))
     elif frame.empty:
         echo("no runs yet; run: nano run quick")
     else:

@@ -38,8 +38,6 @@ def find_fastest(
         where: Sizes of the cases, such as `at 64 tokens`.
         about: Heading of the finding.
     """
-    if len(lines) < 2:
-        return []
     lines = lines.sort_values(column, kind="stable")
     for _, best in lines.iterrows():
         orders = {one.name: one.compare_to(ONE) for one in best["speed_up_over"]}

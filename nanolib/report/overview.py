@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.compare.findings import case_names, cases_in
-from nanolib.measurement import FLAG_TEXT
+from nanolib.measurement import FLAG_TEXT, METRICS
 from nanolib.numbers import format_number
 from nanolib.report.finding import Finding
 
@@ -177,7 +177,7 @@ def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Find
     return [Finding(text, why_empty(rows, experiment))]
 
 
-_PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
+_PEAKS = ("ceiling_flops", "ceiling_bytes")
 
 
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
@@ -208,10 +208,10 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             **machine["dtypes"],
         }
         own = rows[rows["machine_id"] == machine["machine_id"]]
-        for metric, unit in _PEAKS.items():
+        for metric in _PEAKS:
             # Rows are in order of time, so the newest peak rate replaces older peak rates.
             for row in pick(own, metric).to_dict("records"):
                 value = format_number(row["estimate"], row["low"], row["high"])
-                line[f"{row['scope']} ({unit})"] = value
+                line[f"{row['scope']} ({METRICS[metric].unit})"] = value
         lines.append(line)
     return pd.DataFrame(lines).astype(object).fillna("—")

@@ -9,7 +9,7 @@ sure: Whether the value is measured and settled. If not, the mark is hollow.
 hue: Name of a color in `theme.COLOURS`.
 part: Name of the part of a bar.
 panel: Name of the panel that shows the mark.
-text: Label at the right end of the series.
+text: Label at the right end of the series. Without this column, the label of a line is its series.
 note: Last line of the tooltip.
 """
 
@@ -95,7 +95,8 @@ def plot(
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
     colors = data["series"].map(hues(data["series"]))
-    defaults = {"sure": True, "text": "", "note": "", "panel": "", "hue": colors}
+    defaults = {"sure": True, "note": "", "panel": "", "hue": colors}
+    defaults["text"] = data["series"] if is_line else ""
     data = pd.DataFrame(defaults | dict(data.items()))
     for name in _TEXTS.intersection(data):
         data[name] = data[name].map(lambda text: printable(str(text)), na_action="ignore")
@@ -173,7 +174,7 @@ def _draw_marks(base: _Encoding, data: pd.DataFrame, axis: Axis, xunit: str = ""
     layers = []
     if "low" in data:
         along = base | axis.encode("low", "high") | {"color": _COLOR}
-        layers.append(_layer("rule", along, strokeWidth=1.8, clip=True))
+        layers.append(_layer("rule", along, strokeWidth=1.8))
     look = {
         "fill": alt.condition("datum.sure", _COLOR, alt.value(COLOURS["paper"])),
         "stroke": _COLOR,
@@ -187,7 +188,7 @@ def _draw_marks(base: _Encoding, data: pd.DataFrame, axis: Axis, xunit: str = ""
 def _draw_lines(
     data: pd.DataFrame, axis: Axis, xunit: str, log: bool
 ) -> tuple[pd.DataFrame, _Layers]:
-    places = sorted(float(x) for x in data["x"].unique())
+    places = sorted({*data["x"].astype(float)})
     ends = [places[0], places[-1]]
     ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
     x = alt.X(
@@ -196,23 +197,19 @@ def _draw_lines(
         scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
         axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
     )
-    label = data["text"].where(data["text"] != "", data["series"]).astype(str)
-    data = data.assign(label=label)
-    data["end"] = _label_heights(data[label.str.strip() != ""], axis)
+    data = data.assign(end=_label_heights(data[data["text"].str.strip() != ""], axis))
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = {"x": x}
     lines = base | {"color": _COLOR, "detail": apart}
     looks = {"pred": {"strokeDash": [3, 3], "strokeWidth": 1.4}, "y": {"strokeWidth": 2}}
     layers = [
-        _layer("line", lines | axis.encode(name), clip=True, **look)
+        _layer("line", lines | axis.encode(name), **look)
         for name, look in looks.items()
         if name in data
     ]
     layers += _draw_marks(base, data, axis, xunit)
-    # The gray of the fifth and all further series is too pale for text.
-    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
-    along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
+    along = base | axis.encode("end") | {"text": alt.Text("text:N"), "color": _COLOR}
     names = _layer("text", along, align="left", dx=9).transform_filter("isValid(datum.end)")
     # The report page can hide sequence lengths, so the browser finds the last point of a series.
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])

@@ -7,10 +7,9 @@ import pandas as pd
 from nanolib.compare.findings import CASE_KEY, NEW, Comparison, share_words
 from nanolib.compare.history import RECENT_RUNS, History, histories, repeats
 from nanolib.compare.runs import compare_rows
-from nanolib.report.finding import Estimate, Finding, comparing
+from nanolib.report.finding import Finding
 from nanolib.report.plot import plot
 from nanolib.report.section import Part
-from nanolib.report.tables import ONE
 from nanolib.report.theme import Drawing
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, Kind
@@ -80,12 +79,8 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
     counts = ", ".join(f"{count} {finding}" for finding, count in found.counts.items())
     findings = [Finding("The newest runs were compared with earlier runs", counts)]
     for line in [one for one in found.lines if one.finding not in _QUIET][:_MOST_NAMED]:
-        evidence, compared = line.message, ()
-        if line.verdict:
-            evidence = ", ".join(filter(None, [line.change, line.message]))
-            compared = comparing(Estimate(*line.verdict.interval, name=line.name), ONE)
-        text = f"{str(line.finding).capitalize()}: {line.name}"
-        findings.append(Finding(text, evidence, compared=compared))
+        evidence = ", ".join(filter(None, [line.change.strip("—"), line.message]))
+        findings.append(Finding(f"{line.finding.capitalize()}: {line.name}", evidence))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
     drift = "The runs were measured at different times, so machine drift is not controlled"
     next_step = "run nano ab REV_A REV_B to measure the two revisions in turns"

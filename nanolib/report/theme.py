@@ -26,7 +26,7 @@ COLOURS = {
     "c3": "#00785A",
     "c4": "#A4437F",
     "base": "#3B434D",  # Color of the baseline of a comparison.
-    "rest": "#89929C",  # Color of the fifth series and of all further series.
+    "rest": "#666F79",  # Color of the fifth series and of all further series.
 }
 DARK = {
     "paper": "#15181C",
@@ -39,7 +39,7 @@ DARK = {
     "c3": "#45CFA4",
     "c4": "#F0A6CF",
     "base": "#D5DAE0",
-    "rest": "#7C8692",
+    "rest": "#8A94A0",
 }
 HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
 _TEXT = 12  # Font size of labels, in pixels.

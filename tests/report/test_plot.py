@@ -65,7 +65,7 @@ def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_t
     fields = {layer["encoding"].get("y", {}).get("field") for layer in layers}
     assert fields == {"series"} and layers[0]["encoding"]["x"]["title"] == "ms"
     chart = _chart(series=["one"] * 3)
-    assert chart.title.text == "Made: one" and points(chart, "label") == [(" ",)] * 3
+    assert chart.title.text == "Made: one" and points(chart, "text") == [(" ",)] * 3
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():
