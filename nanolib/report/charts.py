@@ -71,7 +71,7 @@ def scaling_chart(
     return chart
 
 
-_LABELS = {"batch_size": "batch {}", "causal": "causal {}", "run_id": "run {:.8}"}
+_LABELS = {"batch_size": "batch {:g}", "causal": "causal {}", "run_id": "run {:.8}"}
 
 
 def series_names(
@@ -89,11 +89,9 @@ def series_names(
     """
     names = [*others, "name"]
     varying = [name for name in names if rows[f"{prefix}{name}"].astype(str).nunique() > 1]
-    parts = []
-    for name in varying or ["name"]:
-        values = rows[f"{prefix}{name}"]
-        words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-        parts.append(words.map(_LABELS.get(name, "{}").format))
+    parts = [
+        rows[f"{prefix}{name}"].map(_LABELS.get(name, "{}").format) for name in varying or ["name"]
+    ]
     shared = f": {rows[f'{prefix}name'].iloc[0]}" if varying and "name" not in varying else ""
     return parts[0].str.cat(parts[1:], sep=", "), shared
 

@@ -137,9 +137,9 @@ def show(section: Section, rows: pd.DataFrame) -> None:
     """
     from IPython.display import Markdown, display
 
-    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)))
-    charts = [draw(rows) for draw in section.charts.values()][:MOST_CHARTS]
-    display(*(chart for chart in charts if not is_empty(chart)))
+    charts = (draw(rows) for draw in [*section.charts.values()][:MOST_CHARTS])
+    drawn = (chart for chart in charts if not is_empty(chart))
+    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)), *drawn)
     display(Tables(section, rows))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.compare.findings import case_names, cases_in
+from nanolib.compare.findings import CASE_KEY, case_names, cases_in
 from nanolib.measurement import FLAG_TEXT, METRICS
 from nanolib.numbers import format_number
 from nanolib.report.finding import Finding
@@ -126,9 +126,8 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
     bad = _failed(rows)
     names = case_names(cases_in(bad))
-    keys = zip(bad["machine_id"], bad["experiment"], bad["case_id"], strict=True)
-    case = pd.Series([names[key] for key in keys], index=bad.index, dtype=str)
-    return bad.assign(case=case)[["experiment", "case", "status", "message"]]
+    keys = bad[CASE_KEY].itertuples(index=False, name=None)
+    return bad.assign(case=[names[key] for key in keys])[["experiment", "case", "status", "message"]]
 
 
 def _failed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -101,7 +101,7 @@ def comparison_chart(found: Comparison) -> Drawing:
         panel=[line.experiment for line in drawn],
         # All timings are latencies, so their names do not need the metric.
         series=[f"{line.case} {line.metric.removeprefix('latency')}".strip() for line in drawn],
-        text=[str(line.finding) for line in drawn],
+        text=[line.finding for line in drawn],
         hue=[_HUES.get(line.finding, "rest") for line in drawn],
     )
     for experiment, names in data.groupby("panel")["series"]:

@@ -204,9 +204,11 @@ def gains(
         name: Name of the column with the speed-up.
         among: Names of the baselines to compare with, or None for all baselines.
     """
-    chosen = (figure for figure in line[f"{name}_over"] if among is None or figure.name in among)
-    named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in chosen)
-    return tuple(pair for figure in named for pair in comparing(figure, ONE))
+    pairs: Pairs = ()
+    for figure in line[f"{name}_over"]:
+        if among is None or figure.name in among:
+            pairs += comparing(replace(figure, name=f"{what}{OVER}{figure.name}"), ONE)
+    return pairs
 
 
 _STATES = {
