@@ -97,7 +97,7 @@ WITH_DATABASE = {
     "compare latest HERE/text.txt": "text.txt cannot be used",
     "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
-    "history nowhere": "no run of nowhere is in the database",
+    "history nowhere": "'nowhere' is not one of 'attention', 'model', ",
     "report --to HERE/text.txt": "text.txt",
     "merge OUT/results.sqlite": "is this database itself; name another",
 }

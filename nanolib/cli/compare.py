@@ -20,6 +20,7 @@ from nanolib.cli.common import (
     output_option,
     to_json,
 )
+from nanolib.experiments import ALL
 from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import DATABASE
 
@@ -155,7 +156,7 @@ def _echo_cases(table: Any) -> None:
     "nano history",
     "nano history attention --all",
 )
-@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.argument("experiments", nargs=-1, type=click.Choice(ALL), metavar="[EXPERIMENT]...")
 @option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
 @_everything
 @output_option
@@ -171,15 +172,10 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        runs = store.runs()
-        if unknown := set(experiments) - set(runs.experiment):
-            known = ", ".join(sorted(set(runs.experiment))) or "nano run to store one"
-            raise BadInput(
-                f"history: no run of {', '.join(sorted(unknown))} is in the database; use {known}"
-            )
-        figures = store.figures(metric, runs["machine_id"].unique())
+        figures = store.figures(metric, store.machines()["machine_id"])
+    if experiments:
+        figures = figures[figures["experiment"].isin(experiments)]
     found = histories(figures, metric)
-    found = [one for one in found if not experiments or one.experiment in experiments]
     if shown := [one for one in found if everything or one.changes]:
         _echo_cases(table(shown))
     echo(*history_verdict(found))

@@ -127,7 +127,9 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     bad = _failed(rows)
     names = case_names(cases_in(bad))
     keys = bad[CASE_KEY].itertuples(index=False, name=None)
-    return bad.assign(case=[names[key] for key in keys])[["experiment", "case", "status", "message"]]
+    return bad.assign(case=[names[key] for key in keys])[
+        ["experiment", "case", "status", "message"]
+    ]
 
 
 def _failed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -56,6 +56,7 @@ class Column:
 
 # Tables for people show the values of these columns with spaces instead of underscores.
 _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
+_WORDS = {"forward_backward": "forward + backward", "_": " "}
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -77,8 +78,7 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
             continue
         values = table[column]
         if column in _IN_WORDS:
-            values = values.replace("forward_backward", "forward + backward")
-            values = values.replace("_", " ", regex=True)
+            values = values.replace(_WORDS, regex=True)
         ends = (table.get(f"{column}_{end}", unknown) for end in ("low", "high"))
         result[title] = [_cell(*cell) for cell in zip(values, *ends, strict=True)]
     return result

@@ -56,6 +56,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         xunit="Sequence length (tokens)",
         log="xy",
         ref=1.0,
+        ref_label="dense",
     )
 
 
