@@ -88,8 +88,9 @@ def echo(*lines: Any, err: bool = False) -> None:
 
 def to_json(value: Any) -> str:
     """Return a value as JSON text, with null for infinite numbers and NaN."""
-    text = json.dumps(value, default=str)
-    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
+    import pydantic_core
+
+    return pydantic_core.to_json(value, indent=1, inf_nan_mode="null", fallback=str).decode()
 
 
 def echo_json(value: Any) -> None:

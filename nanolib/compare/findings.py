@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,6 @@ class Line:
         if not self.base or self.current is None:
             return "—"
         return f"{self.current / self.base - 1:+.2%}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON types."""
-        found = dict(vars(self))
-        if verdict := found.pop("verdict"):
-            low, ratio, high = verdict.interval
-            found |= {"ratio": ratio, "low": low, "high": high, "p": verdict.p}
-            found["minimum_detectable_effect"] = verdict.minimum_detectable_effect
-        return found
 
     def to_row(self) -> dict[str, str]:
         """Return the finding as a row of readable text, column → text."""
@@ -145,9 +136,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
-        lines = [line.to_dict() for line in self.lines]
         found = {"regressed": self.regressed, "compared": self.compared, "counts": self.counts}
-        return vars(self) | found | {"lines": lines}
+        return asdict(self) | found
 
 
 def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:

@@ -46,7 +46,10 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, flags, 
     if disturbed:
         first, *_ = ended.output.splitlines()
         assert first == f"run curr began on a busy machine: {disturbed[0]}" == found["noise"][0]
-    assert next(line for line in found["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
+    assert (
+        next(line for line in found["lines"] if line["finding"] == "suspect")["verdict"]["ratio"]
+        > 1.2
+    )
 
 
 @pytest.mark.parametrize("strict", [False, True])
