@@ -10,7 +10,10 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.charts import (
+from nanolib.report.overview import rows_with_factor, why_empty
+from nanolib.report.plot import plot, point_columns
+from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import (
     COUNTED_KEY,
     KEY,
     PLAN_KEY,
@@ -18,9 +21,6 @@ from nanolib.report.charts import (
     scaling_chart,
     series_names,
 )
-from nanolib.report.overview import rows_with_factor, why_empty
-from nanolib.report.plot import plot, point_columns
-from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
 
