@@ -32,7 +32,6 @@ WITHOUT_DATABASE = {
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
     "run attention -p 'quality_attentions=[{pattern: spiral}]'": "'spiral' is not a pattern; use",
-    "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",
     "run attention --label latest": "attention.label: 'latest' cannot name a run; use",
     "run attention --label latest~1": "attention.label: 'latest~1' cannot name a run; use",
     "run attention -p label=all": "attention.label: 'all' cannot name a run; use",

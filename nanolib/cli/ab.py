@@ -141,9 +141,4 @@ def _spec(
         for job in plan(ALL, notebooks, overrides, {})
         if any(case.supports_ab for case in job.cases())
     ]
-    if not jobs:
-        raise BadInput(
-            f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; "
-            "name another notebook"
-        )
     return Spec(revisions, checkout(), jobs, **rest)

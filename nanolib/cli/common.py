@@ -117,7 +117,7 @@ def echo_table(table: pd.DataFrame) -> None:
 
 
 def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
-    """Return the parameters of `-p NAME=VALUE` as name → text."""
+    """Return the parameters of `-p NAME=VALUE` as name → text. The last value of a name counts."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -125,8 +125,6 @@ def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[st
             raise BadInput(
                 f"-p: {shown(pair)} is not a NAME=VALUE pair; write -p seq_lens='[1024, 4096]'"
             )
-        if name in values:
-            raise BadInput(f"-p: {shown(name)} is given twice; give it once")
         values[name] = value
     return values
 
@@ -136,7 +134,7 @@ def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
-    if output.exists() and not output.is_dir():
+    if output.is_file():
         raise BadInput(f"--output: {output} is not a folder; name a folder")
 
 

@@ -85,12 +85,9 @@ def compare(
     (then, now), runs, latencies = zip(*sides, strict=True)
     case = ["experiment", "case_id"]
     if then[case].merge(now[case]).empty:
-        one, other = (
-            f"{name!r} ({', '.join(rows['experiment'].unique())})"
-            for name, rows in ((base, then), (current, now))
-        )
         raise BadInput(
-            f"compare: {one} and {other} have no case in common; name runs with the same parameters"
+            f"compare: {base!r} and {current!r} have no case in common; name runs with the same "
+            "experiment and parameters"
         )
     unscaled = 0
     if across_machines:

@@ -186,8 +186,6 @@ def run(
     from nanolib.experiments import ALL
     from nanolib.run.jobs import plan as plan_jobs
 
-    if label and "label" in pairs:
-        raise BadInput("label: --label and -p label are both set; set one of them")
     targets = (suite, *targets) if suite else targets
     jobs = plan_jobs(ALL, targets, pairs, {"label": label, "resume": resume})
     if dry_run:
@@ -211,8 +209,7 @@ def run(
     run_ids = [result.run_id for result in results if result.run_id]
     if run_ids:
         _show_failures(run_ids)
-    echo("", f"notebooks  {folder}", f"database   {database_path()}")
-    echo(f"logs       {shared.logs}")
+    echo("", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}")
     if run_ids and not no_report:
         echo(f"report     {write_report(run_ids, folder / 'report')}")
     statuses = {result.status for result in results}

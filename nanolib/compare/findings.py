@@ -38,9 +38,10 @@ class Line:
         case: Readable name of the case.
         metric: Metric and scope, or empty if the finding is about the whole case.
         finding: One of `Kind`, or `changed`, `missing`, `failed` or `new`.
-        base: Estimate of the base, in the unit of the metric.
-        current: Estimate of the current run, in the unit of the metric. If there is a verdict,
-            `current / base` is the ratio of the verdict.
+        base: Estimate of the base, in the unit of the metric, or None without an estimate on both
+            sides.
+        current: Estimate of the current run, in the unit of the metric, or None as for `base`. If
+            there is a verdict, `current / base` is the ratio of the verdict.
         verdict: Result of the statistical comparison of a timing, or None without such a
             comparison.
         message: Reason for the finding, or details about the finding.
@@ -66,7 +67,7 @@ class Line:
         if self.verdict is not None:
             low, estimate, high = (f"{end - 1:+.1%}" for end in self.verdict.interval)
             return f"{estimate} [{low} … {high}]"
-        if not self.base or self.current is None:
+        if not self.base:
             return "—"
         return f"{self.current / self.base - 1:+.2%}"
 
@@ -108,7 +109,7 @@ class Comparison:
     def counts(self) -> dict[str, int]:
         """Number of lines with each finding."""
         found = [line.finding for line in self.lines]
-        return {str(name): found.count(name) for name in _WORST_FIRST if name in found}
+        return {name: found.count(name) for name in _WORST_FIRST if name in found}
 
     @property
     def regressed(self) -> bool:
@@ -118,12 +119,12 @@ class Comparison:
     @property
     def compared(self) -> bool:
         """Whether at least one metric has a value on both sides."""
-        return any(line.verdict or None not in (line.base, line.current) for line in self.lines)
+        return any(line.base is not None for line in self.lines)
 
     @property
     def lost(self) -> bool:
         """Whether an experiment or case of the base is missing or failed."""
-        return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)
+        return bool(self.missing or {MISSING, FAILED} & self.counts.keys())
 
     def table(self, everything: bool = True) -> pd.DataFrame:
         """Return a row of text per finding.

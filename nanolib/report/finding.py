@@ -117,9 +117,7 @@ class Finding:
         """The text, the evidence and the next step, without the heading."""
         text = f"{self.text}: {self.evidence}" if self.evidence else self.text
         parts = (text, self.next_step and f"Next: {self.next_step}")
-        return " ".join(
-            part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
-        )
+        return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
     def __str__(self) -> str:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence
