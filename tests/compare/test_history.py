@@ -163,12 +163,3 @@ def test_a_change_is_named_with_the_revisions_around_it(store, nano):
 def test_a_command_measures_times_of_two_committed_revisions(revisions, metric, command):
     step = Change(3, 1.25, True, *revisions)
     assert _history("dense", [], step, metric=metric).command == command
-
-
-def test_runs_are_compared_in_the_cases_that_both_have(store):
-    run = _run(0, 10.0)
-    ((factors, rows),) = run.rows.values()
-    for at, cases in enumerate(("xy", "xz")):
-        made = {name: (factors | {"name": name}, rows) for name in cases}
-        store.add(replace(run, run_id=f"run{at}", rows=made))
-    assert {line.case.split()[0] for line in _since_before(store, ["run1"]).lines} == {"x"}
