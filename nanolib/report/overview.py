@@ -68,10 +68,8 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return the rows of one experiment, without the factor columns that have no value."""
-    chosen = rows[rows["experiment"] == experiment]
-    used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
-    return chosen.loc[:, used]
+    """Return the rows of one experiment."""
+    return rows[rows["experiment"] == experiment]
 
 
 def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:

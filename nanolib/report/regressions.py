@@ -37,18 +37,13 @@ def changes(store: Store, runs: pd.DataFrame) -> Part:
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     figures = store.figures("latency", runs["machine_id"].unique(), RECENT_RUNS)
-    title, verdict = "What changed?", history_verdict(histories(figures))
-    since = since_before(store, newest["run_id"], figures)
-    if since is None:
-        return Part("changes", title, verdict)
-    table = since.table(everything=False)
-    return Part(
-        "changes",
-        title,
-        [*verdict, *comparison_verdict(since)],
-        {"since_the_run_before": comparison_chart(since)},
-        {"All but equivalent cases": (table, table)},
-    )
+    verdict, charts, tables = history_verdict(histories(figures)), {}, {}
+    if since := since_before(store, newest["run_id"], figures):
+        verdict += comparison_verdict(since)
+        charts = {"since_the_run_before": comparison_chart(since)}
+        table = since.table(everything=False)
+        tables = {"All but equivalent cases": (table, table)}
+    return Part("changes", "What changed?", verdict, charts, tables)
 
 
 def since_before(store: Store, run_ids: Sequence[str], figures: pd.DataFrame) -> Comparison | None:

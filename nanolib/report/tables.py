@@ -94,7 +94,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # Columns that identify a case.
+CASE = ["run_id", "case_id"]  # Columns that identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
@@ -105,8 +105,8 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.D
     rows = drop_missing(rows, f"factor.{required}")
     columns = [*CASE, *(f"factor.{name}" for name in factors)]
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
-    ends = rows[rows["metric"] == "case_duration"].drop_duplicates(CASE, keep="last")
-    table = table.merge(ends[[*CASE, "status", "message"]], on=list(CASE), how="left")
+    ends = rows.loc[rows["metric"] == "case_duration", [*CASE, "status", "message"]]
+    table = table.merge(ends, on=CASE, how="left")
     table = table.fillna({"status": "ok", "message": ""})
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
@@ -122,7 +122,6 @@ def add_metric_columns(
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.
     """
-    key = list(key)
     table = table.reset_index(drop=True)
     factors = [name for name in rows if name.startswith("factor.") and name not in key]
     # A merge is slow, so a single merge finds the line of each row for all columns.
@@ -134,8 +133,8 @@ def add_metric_columns(
             numbers = rows.assign(estimate=0.0) if column.detail else rows
             found = pick(numbers, column.metric, column.scope, column.method)
             found = found.drop_duplicates("line").set_index("line")
-            added.append(pd.DataFrame(column.of(found), found.index).reindex(table.index))
-    return pd.concat([table, *added], axis=1)
+            added.append(pd.DataFrame(column.of(found), found.index))
+    return table.join(added)
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
@@ -146,7 +145,6 @@ def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) 
         rows: Measurements that have the columns `key`.
         key: Names of the columns that identify a line.
     """
-    key = list(key)
     flags = rows.groupby(key, sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
     return table.merge(flags.reset_index(), on=key, how="left")
 
@@ -225,9 +223,8 @@ _STATES = {
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `state` with the failure of a case and the flags of its numbers, or `ok`."""
     flags = table.get("flags", [()] * len(table))
-    messages = table["message"].fillna("")
     states = []
-    for status, message, own in zip(table["status"], messages, flags, strict=True):
+    for status, message, own in zip(table["status"], table["message"], flags, strict=True):
         words = [words for flag, words in _STATES.items() if flag in own]
         if status != "ok":
             words.insert(0, f"{status}: {message}" if message else status)
