@@ -8,7 +8,6 @@ from typing import Any, Self
 from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
-OVERLAP = "(the intervals overlap)"
 _MOST_ESTIMATES = 4
 # Readers skip longer lists of findings, and the tables show all other results.
 MOST_FINDINGS = 5
@@ -130,7 +129,7 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
         what: Names of the compared cases, as in a sentence.
         evidence: Numbers of these cases.
     """
-    return f"No clear difference between {what}", f"{evidence} {OVERLAP}"
+    return f"No clear difference between {what}", f"{evidence} (the intervals overlap)"
 
 
 def comparing(first: Estimate, *others: Estimate) -> Pairs:

@@ -173,12 +173,11 @@ def find_fastest(
     ties = [other for other, order in orders.items() if order is Order.NO_DIFFERENCE]
     tied = lines[lines[name].isin([best[name], *ties])]
     evidence = join_words(in_ms(line, column) for _, line in tied.iterrows())
-    text, next_step = f"{best[name]} is the fastest {kind} {where}", ""
+    text, next_step, among = f"{best[name]} is the fastest {kind} {where}", "", lines
     if len(tied) > 1:
         text, evidence = unclear(f"{join_words(tied[name])} {where}", evidence)
-        next_step = "increase budget_s"
-    among = set((tied if len(tied) > 1 else lines)[name])
-    compared = gains(best, f"{best[name]} {where}", among=among)
+        next_step, among = "increase budget_s", tied
+    compared = gains(best, f"{best[name]} {where}", among=set(among[name]))
     return [Finding(text, evidence, next_step, about, compared)] if compared else []
 
 

@@ -28,19 +28,6 @@ COLOURS = {
     "base": "#3B434D",  # Color of the baseline of a comparison.
     "rest": "#666F79",  # Color of the fifth series and of all further series.
 }
-DARK = {
-    "paper": "#15181C",
-    "wash": "#1D2126",
-    "line": "#333A42",
-    "ink": "#EDF0F3",
-    "muted": "#A9B2BC",
-    "c1": "#62B2F5",
-    "c2": "#FF9A5C",
-    "c3": "#45CFA4",
-    "c4": "#F0A6CF",
-    "base": "#D5DAE0",
-    "rest": "#8A94A0",
-}
 HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
 _TEXT = 12  # Font size of labels, in pixels.
 # A logarithmic axis has ticks without labels, which need no grid line.
@@ -104,8 +91,12 @@ def themed(chart: Drawing) -> Drawing:
 
 def variables() -> str:
     """Return the colors as CSS variables that follow the light or dark mode of the system."""
-    colors = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
-    return f":root {{ color-scheme: light dark; {colors}}}\n"
+    # In dark mode, a color keeps its hue. Its lightness `l` is mirrored, from 0.2 for the paper.
+    dark = "oklch(from {0} calc(1.2 - l) c h)"
+    colors = (
+        f"--{name}: light-dark({color}, {dark.format(color)}); " for name, color in COLOURS.items()
+    )
+    return f":root {{ color-scheme: light dark; {''.join(colors)}}}\n"
 
 
 def with_variables(text: str) -> str:
