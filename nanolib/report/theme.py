@@ -137,8 +137,8 @@ class Axis:
                 format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
             ),
         )
-        second = alt.Y2 if self.channel == "y" else alt.X2
-        return {self.channel: along} | ({f"{self.channel}2": second(f"{end}:Q")} if end else {})
+        ends = {f"{self.channel}2": {"field": end}} if end else {}
+        return {self.channel: along} | ends
 
 
 def domain_of(
