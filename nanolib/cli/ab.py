@@ -105,7 +105,7 @@ def _spec(
     setup: str,
     pythons: tuple[str, ...],
 ) -> Any:
-    """Return what to compare. With two interpreters, the working tree replaces missing revisions."""
+    """Return what to compare. Two interpreters need no revision, and then run the working tree."""
     from nanolib.ab.run import Spec
     from nanolib.ab.versions import HERE, inspect_interpreter
     from nanolib.experiments import ALL

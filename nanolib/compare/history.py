@@ -1,4 +1,4 @@
-"""Follow each case over the runs of a machine: changes of its level, and the spread between runs."""
+"""Follow each case over the runs of a machine: level changes, and the spread between runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -127,9 +127,6 @@ def test_values_of_0_or_less_are_left_out_and_the_terminal_says_what_is_missing(
         lost = Measurement("loss_difference", 0.5 - index, scope="forward")
         store.add(_run(index, 10.0, flops, more=[lost]))
     assert "no history yet: no value above 0 was" in nano("loss_difference").output
-    few, needed = nano("flops").output.splitlines()
-    assert few == "0 of 1 series changed their level over up to 3 runs."
-    assert needed.startswith("nanolib needs at least 6 runs") and "nano compare" in needed
     (history,) = _histories(store, "flops")
     assert list(history.points["estimate"]) == [40.0, 50.0, 50.0]
 
