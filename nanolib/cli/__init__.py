@@ -1,7 +1,7 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-Each command imports its modules when the user runs the command, so that `nano --help` is fast. No
-other package imports `nanolib.cli`.
+Each command imports its slow modules when the user runs the command, so that `nano --help` is fast.
+No other package imports `nanolib.cli`.
 """
 
 import click

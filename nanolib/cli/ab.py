@@ -20,7 +20,9 @@ from nanolib.cli.common import (
     pairs_option,
 )
 from nanolib.cli.compare import findings, show_comparison
+from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, shown
+from nanolib.paths import checkout
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -108,8 +110,6 @@ def _spec(
     """Return what to compare. Two interpreters need no revision, and then run the working tree."""
     from nanolib.ab.run import Spec
     from nanolib.ab.versions import HERE, inspect_interpreter
-    from nanolib.experiments import ALL
-    from nanolib.paths import checkout
     from nanolib.run.jobs import plan
 
     revisions = given = names[:2]

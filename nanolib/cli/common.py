@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, printable, shown
 from nanolib.paths import (
     OUTPUT_VARIABLE,
@@ -238,8 +239,6 @@ class NotebookCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Store the notebook's name, because `--help` exits before click reads the arguments."""
-        from nanolib.experiments import ALL
-
         ctx.obj = next((name for name in args if name in ALL), None)
         return super().parse_args(ctx, args)
 

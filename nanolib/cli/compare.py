@@ -23,6 +23,7 @@ from nanolib.cli.common import (
 from nanolib.experiments import ALL
 from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import DATABASE
+from nanolib.store import Store
 
 _everything = click.option(
     "--all", "everything", is_flag=True, help="Show unchanged cases too. Default: only changes."
@@ -166,7 +167,6 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     """
     from nanolib.compare.history import histories, table
     from nanolib.report.regressions import history_verdict
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         figures = store.figures(metric, store.machines()["machine_id"])
@@ -186,7 +186,6 @@ def _read_side(side: str, name: str) -> tuple[Any, Any, Any]:
         name: Name of the runs, or path of a database.
     """
     from nanolib.compare.history import RECENT_RUNS
-    from nanolib.store import Store
 
     path = Path(name)
     path = path / DATABASE if path.is_dir() else path

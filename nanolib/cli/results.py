@@ -15,8 +15,10 @@ from nanolib.cli.common import (
     json_option,
     output_option,
 )
+from nanolib.experiments import sections
 from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
+from nanolib.store import Store
 
 NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 
@@ -27,7 +29,6 @@ NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 def runs(as_json: bool) -> None:
     """List the stored runs."""
     from nanolib.report.overview import run_facts
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         frame = store.runs()
@@ -72,10 +73,8 @@ def write_report(names: list[str], folder: Path) -> Path:
         names: Names of the runs, such as ids or labels.
         folder: Folder of the report.
     """
-    from nanolib.experiments import sections
     from nanolib.experiments.summary import select_runs
     from nanolib.report.page import build
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         return build(store, select_runs(store, names), folder, sections())
@@ -100,7 +99,6 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     The ending of FILE decides the format: .sqlite or .json.
     """
     from nanolib.experiments.summary import select_runs
-    from nanolib.store import Store
     from nanolib.store.export import write
 
     with Store(create=False) as store:
@@ -113,8 +111,6 @@ def export(target: Path, names: tuple[str, ...]) -> None:
 @output_option
 def merge(databases: tuple[str, ...]) -> None:
     """Import the runs of other databases. A repeated import changes nothing."""
-    from nanolib.store import Store
-
     for path in databases:  # A wrong path must not create an empty database.
         Store(path, create=False).close()
     with Store() as store:
@@ -147,7 +143,6 @@ def merge(databases: tuple[str, ...]) -> None:
 def clean(days: float | None, names: tuple[str, ...], dry_run: bool) -> None:
     """Delete old or named runs and free their disk space."""
     from nanolib.report.overview import run_facts
-    from nanolib.store import Store
 
     if days is None and not names:
         raise BadInput(

@@ -26,8 +26,10 @@ from nanolib.cli.common import (
     to_json,
 )
 from nanolib.cli.results import write_report
+from nanolib.experiments import ALL, sections
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import database_path, expanded, installed_workbook, output_folder
+from nanolib.store import Store
 
 
 @command("nano init benchmarks")
@@ -183,7 +185,6 @@ def run(
     By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
     scenarios. If you name a notebook, --help shows its parameters too.
     """
-    from nanolib.experiments import ALL
     from nanolib.run.jobs import plan as plan_jobs
 
     targets = (suite, *targets) if suite else targets
@@ -220,9 +221,6 @@ def run(
 
 def _conclude(result: Any) -> list[str]:
     """Return the question of a finished notebook and its first conclusion as lines of text."""
-    from nanolib.experiments import sections
-    from nanolib.store import Store
-
     run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
         rows = store.measurements(run_ids, samples=True)
@@ -238,7 +236,6 @@ def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
     from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks_case import ceilings_of
-    from nanolib.store import Store
 
     machine_id, path, expected = this_machine().machine_id, database_path(), []
     with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.
@@ -268,7 +265,6 @@ def _duration(seconds: Any) -> str:
 
 def _show_failures(run_ids: list[str]) -> None:
     from nanolib.report.overview import failures
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
