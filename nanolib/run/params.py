@@ -128,6 +128,16 @@ def known_corpus(value: str) -> str:
     return value
 
 
+def check_heads(params: Any) -> Any:
+    """Return `params` if `num_kv_heads` divides `num_heads`. 0 means `num_heads`."""
+    heads, kv_heads = params.num_heads, params.num_kv_heads
+    if kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
+        )
+    return params
+
+
 def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:
     """Check a preset with `overrides`: its attention, and its longest sequence.
 

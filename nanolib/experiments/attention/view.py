@@ -70,9 +70,9 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
-        lacking = "the loss was not measured; set quality_attentions"
         cases = rows_with_factor(rows, "attention", "seeds")
-        return empty_chart(title, why_empty(cases, "attention", lacking))
+        why = why_empty(cases, "attention", "the loss was not measured; set quality_attentions")
+        return empty_chart(title, why)
     data = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],
