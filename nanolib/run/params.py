@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import MOST_LABEL, BadInput
+from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.sampler import Collect, Timing
 from nanolib.models import attention, text
@@ -70,6 +70,15 @@ class Params(StrictModel):
     @classmethod
     def _device_is_here(cls, value: str) -> str:
         resolve_device(value)
+        return value
+
+    @pydantic.field_validator("label")
+    @classmethod
+    def _label_is_a_name(cls, value: str) -> str:
+        is_taken = value in ("all", "latest", "newest") or value.startswith("latest~")
+        if is_taken or not value.isprintable():
+            others = "use other printable text than all, newest, latest or latest~1"
+            raise ValueError(f"{shown(value)} cannot name a run; {others}")
         return value
 
     def look(self, cases: Sequence[Any]) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.charts import roofline_words
-from nanolib.report.claims import compare_speed, drop_short, find_fastest
 from nanolib.report.finding import Estimate, Finding, Order, Pairs, comparing
 from nanolib.report.overview import explain_missing, join_words, table_of
+from nanolib.report.shared import compare_speed, drop_short, find_fastest, roofline_words
 from nanolib.report.tables import (
     ONE,
     Column,

@@ -3,11 +3,11 @@
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag, Provenance
-from nanolib.report.claims import compare_speed, find_fastest, pick_fastest
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import explain_missing, pick, rows_with_factor, table_of, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import compare_speed, find_fastest, pick_fastest
 from nanolib.report.tables import (
     Column,
     add_metric_columns,

@@ -7,7 +7,6 @@ import pandas as pd
 from nanolib.experiments.model.tables import bytes_by_kind
 from nanolib.measurement import LEARNING_STEPS, MemoryKind, Provenance
 from nanolib.numbers import MIB, format_number
-from nanolib.report.claims import drop_short
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
@@ -20,6 +19,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import drop_short
 from nanolib.report.tables import (
     CASE,
     ONE,
