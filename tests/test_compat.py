@@ -23,7 +23,7 @@ def test_forward_runs_warm_up_and_timed_steps():
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = iter(range(100))
-    monkeypatch.setattr("nanolib.meters.time.ranks.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("nanolib.meters.ranks.time.perf_counter", lambda: float(next(now)))
     timer = compat.Timer(use_cuda=False)
     with (
         timer.time_block("my_attention"),

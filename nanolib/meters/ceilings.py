@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.time.clock import Call
-from nanolib.meters.time.latency import measure
+from nanolib.meters.clock import Call
+from nanolib.meters.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.

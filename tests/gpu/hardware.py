@@ -16,7 +16,7 @@ from nanolib.measurement import cause
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu import gpu_watts
 from nanolib.meters.machine import gpu_uuid
-from nanolib.meters.time.sampler import Timing
+from nanolib.meters.sampler import Timing
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from tests.measuring import rows_of

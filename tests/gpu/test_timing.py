@@ -9,9 +9,8 @@ import pytest
 
 from nanolib.experiments import doctor
 from nanolib.measurement import Flag
-from nanolib.meters import ceilings
-from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import latency, sampler
+from nanolib.meters import ceilings, latency, sampler
+from nanolib.meters import clock as clocks
 from nanolib.models.attention.reference import relative_error
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.meters.energy.integration import count, integrate
+from nanolib.meters.integration import count, integrate
 
 NAN = math.nan
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from nanolib.measurement import Flag
-from nanolib.meters import interference
+from nanolib.meters import latency, sampler
 from nanolib.meters.interference import CpuLoad
-from nanolib.meters.time import latency, sampler
-from nanolib.meters.time.latency import measure, measure_phases, summarize
-from nanolib.meters.time.sampler import Timing
+from nanolib.meters.latency import measure, measure_phases, summarize
+from nanolib.meters.sampler import Timing
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
 
@@ -158,9 +157,8 @@ def test_flags_say_what_the_blocks_show(series, flags):
 def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
     @contextmanager
     def watched():
-        yield CpuLoad(others=0.2, stolen=0.05, throttled=0.5)
+        yield CpuLoad(others=0.2, stolen=0.05, throttled=0.5, quota=0.5)
 
-    monkeypatch.setattr(interference, "cpu_quota", lambda: 0.5)
     monkeypatch.setattr(latency, "watch_cpus", watched)
     row = measure(_nothing, budget_s=1e-9)
     told = {"others_share": 0.25, "throttled_by": "a CPU quota of 0.5 cores"}

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from nanolib.meters.layers import operations, overhead
-from nanolib.meters.layers import profiler as profiler_module
-from nanolib.meters.layers.operations import write_trace
-from nanolib.meters.layers.overhead import measure_overhead
-from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import ProfilingConfig
+from nanolib.meters import layers, operations, overhead
+from nanolib.meters.layers import LayerProfiler
+from nanolib.meters.operations import write_trace
+from nanolib.meters.overhead import measure_overhead
+from nanolib.meters.recording import ProfilingConfig
 
 
 class _Work(nn.Module):
@@ -94,13 +93,13 @@ def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
 @pytest.fixture
 def look_slowly(clock, monkeypatch):
     """Let each look at an output take 20 ms."""
-    real = profiler_module.output_statistics
+    real = layers.output_statistics
 
     def slow(*given):
         clock[0] += 20_000_000
         return real(*given)
 
-    monkeypatch.setattr(profiler_module, "output_statistics", slow)
+    monkeypatch.setattr(layers, "output_statistics", slow)
 
 
 def test_what_looking_takes_is_in_no_modules_time(clock, look_slowly):
@@ -227,5 +226,5 @@ def test_an_operation_has_the_time_of_its_outermost_module_and_its_inner_ones_no
     events.append(_event("aten::add", block, 1.5, 0.25))
     events.append(_event("aten::scaled_dot_product_attention", query, 4.0, 6.0))
     found = operations.operations_of(events, {"blocks.0": "", "blocks.0.q": "q_proj"}, on_gpu)
-    names = ("q_proj", "residual", operations.FUSED)
-    assert [*found] == [("blocks.0", name, time) for name, time in zip(names, ns, strict=True)]
+    names = ("q_proj", "residual", "attention_fused")
+    assert found == {("blocks.0", name): time for name, time in zip(names, ns, strict=True)}

@@ -15,7 +15,7 @@ from torch._inductor import list_mode_options
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
-from nanolib.meters.time import clock
+from nanolib.meters import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimize import OPTIMIZATIONS

@@ -13,9 +13,13 @@ import torch.distributed as dist
 from nanolib.experiments.distributed.launch import Launch, link_rows
 from nanolib.experiments.distributed.share import Share, draw
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
-from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import peak_memory
-from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
+from nanolib.meters.ranks import (
+    count_bytes,
+    time_across_ranks,
+    time_collectives,
+    time_parts_across_ranks,
+)
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
@@ -261,9 +265,9 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             found[name]["error"] = share.error()
         if several and case.traffic(case.world_size):
             found[name]["bytes"] = count_bytes(share.call, calls=2)
-    times = time_across_ranks(calls, budget_s, **how)
+    blocks, busy = time_across_ranks(calls, budget_s, **how)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
-        times.ms[link["scope"]] = link.pop("blocks")
-    timed = {"blocks": times.ms, "busy": times.is_busy, "found": found, "links": links}
+        blocks[link["scope"]] = link.pop("blocks")
+    timed = {"blocks": blocks, "busy": busy, "found": found, "links": links}
     return timed | {"parts": time_parts_across_ranks(parts, budget_s, device=device)}

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
-from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.ranks import KINDS
-from nanolib.meters.time.turns import Round, speed_up_row
+from nanolib.meters.latency import summarize
+from nanolib.meters.ranks import KINDS
+from nanolib.meters.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
 from nanolib.numbers import MIB
 from nanolib.stats.intervals import TooFewSamples

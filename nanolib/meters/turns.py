@@ -11,7 +11,7 @@ import numpy as np
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
+from nanolib.meters.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann
 
 # This is the method of each `speed_up` row.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pynvml
 import torch
 
 from nanolib.meters.gpu import GpuState
@@ -80,13 +81,13 @@ class CudaClock:
 
     Args:
         device: GPU that computes.
-        nvml: NVML module of `GpuState`, `pynvml` by default.
+        nvml: NVML module of `GpuState`.
     """
 
     method = "cuda_event"
     resolution_ms = 0.5e-3  # CUDA documents half a microsecond.
 
-    def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
+    def __init__(self, device: Device = "cuda", nvml: Any = pynvml) -> None:
         self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
 
@@ -178,10 +179,8 @@ class ColdClock:
         self._clock, self.gpu = clock, clock.gpu
         self.method = f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
-        self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
-
-    def _overwrite(self) -> None:
-        self._other.fill_(1)
+        other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
+        self._overwrite = functools.partial(other.fill_, 1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Time calls with a cold cache and return ms, shape [calls][phases].

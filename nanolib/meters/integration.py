@@ -1,9 +1,15 @@
-"""Compute the energy of a time window, with bounds, from power samples or an energy counter."""
+"""Compute the energy of a time window from readings, with bounds, and replay recorded readings."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Provenance, one_line, shown
+from nanolib.meters.power import Reading
 from nanolib.stats.intervals import Interval
 
 # A gap is longer than 2.5 times the median time between samples.
@@ -128,8 +134,6 @@ def _checked(
     t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    if t.ndim != 1 or t.shape != x.shape:
-        raise BadInput(f"t_s: shape {t.shape} does not fit the samples of shape {x.shape}")
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
@@ -150,3 +154,59 @@ def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
             f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
             "take samples before and after the window"
         )
+
+
+class ReplaySource:
+    """Replay a recorded power trace, from the moment at which you create the source.
+
+    Args:
+        t_s: Rising moments since the start of the trace, s, shape [n], n >= 2.
+        watts: Power at each moment, W, shape [n].
+    """
+
+    name, of, provenance = "replay", "trace", Provenance.REPLAYED
+
+    def __init__(self, t_s: Sequence[float], watts: Sequence[float]) -> None:
+        self._t, self._watts = np.asarray(t_s, float), np.asarray(watts, float)
+        self._start = time.monotonic()
+        self.period_s = float(np.median(np.diff(self._t)))
+
+    def read(self) -> Reading:
+        """Return the trace's latest sample, or NaN after the end of the trace."""
+        now = time.monotonic()
+        elapsed_s = now - self._start
+        if not self._t[0] <= elapsed_s <= self._t[-1]:
+            return Reading(now)
+        latest = np.searchsorted(self._t, elapsed_s, side="right") - 1
+        return Reading(now, watts=float(self._watts[latest]))
+
+
+def read_trace(path: Path) -> tuple[list[float], list[float]]:
+    """Read a recorded power trace, a CSV file with the columns `t_s` and `power_w`.
+
+    Returns:
+        Times since the first sample, s, and the power at each time, W.
+
+    Raises:
+        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a time
+            or a power that is not valid.
+    """
+    import pandas as pd  # Importing pandas is slow, and only this function needs pandas.
+
+    name, columns = shown(path.name), ["t_s", "power_w"]
+    try:
+        table = pd.read_csv(path, encoding="utf-8-sig", usecols=columns, dtype=float)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise BadInput(
+            f"power_trace: {name} cannot be read ({why}); give a CSV file with the columns t_s and "
+            "power_w"
+        ) from None
+    t_s, watts = (table[column].to_numpy() for column in columns)
+    rises = (np.diff(t_s, prepend=-math.inf, append=math.inf) > 0).all()
+    if len(table) < 2 or not rises or not ((watts >= 0) & (watts < math.inf)).all():
+        raise BadInput(
+            f"power_trace: {name} is not a recording; give at least 2 lines with rising times (s) "
+            "and powers from 0 (W)"
+        )
+    return (t_s - t_s[0]).tolist(), watts.tolist()

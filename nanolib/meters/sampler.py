@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from nanolib.measurement import BadInput
-from nanolib.meters.time.call_check import CallCheck
-from nanolib.meters.time.clock import Call, Clock
+from nanolib.meters.call_check import CallCheck
+from nanolib.meters.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, steady_state
 
