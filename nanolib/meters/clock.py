@@ -107,11 +107,7 @@ class CudaClock:
             rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
             for marks in rows:
-                marks[0].record()
-                for phase, mark in zip(phases, marks[1:], strict=True):
-                    for _ in range(inner):
-                        phase()
-                    mark.record()
+                _launch(phases, marks, inner)
             self.state.read()  # The GPU still computes, so the readings are under load.
             torch.cuda.synchronize()
             return [[ms / inner for ms in _between(marks)] for marks in rows]
@@ -151,13 +147,14 @@ def _events(phases: Sequence[Call]) -> list[Any]:
     return [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
 
 
-def _launch(phases: Sequence[Call], marks: Sequence[Any]) -> list[float]:
-    """Launch the phases between events and return the host's time for each, ms."""
+def _launch(phases: Sequence[Call], marks: Sequence[Any], inner: int = 1) -> list[float]:
+    """Launch each phase `inner` times between events and return the host's time for each, ms."""
     host_ms = []
     marks[0].record()
     for phase, mark in zip(phases, marks[1:], strict=True):
         start = time.perf_counter_ns()
-        phase()
+        for _ in range(inner):
+            phase()
         host_ms.append((time.perf_counter_ns() - start) / 1e6)
         mark.record()
     return host_ms

@@ -89,11 +89,10 @@ class GpuState:
     @functools.cached_property
     def _gpu(self) -> Any:
         """Handle of the GPU, or None without a driver."""
-        try:
+        with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlInit()
             return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
-        except self._nvml.NVMLError:
-            return None
+        return None
 
 
 def gpu_interference(uuid: str, nvml: Any = pynvml) -> list[str]:

@@ -147,14 +147,16 @@ def _driver() -> str:
 
 def _dtypes(gpus: list[dict[str, Any]]) -> dict[str, str]:
     if gpus:
-        major, minor = (int(part) for part in gpus[0]["compute_capability"].split("."))
-        return {
-            "float32": "vector",
-            "tf32": "tensor_cores" if major >= 8 else "emulated",
-            "bfloat16": "tensor_cores" if major >= 8 else "emulated",
-            "float16": "tensor_cores" if major >= 7 else "vector",
-            "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
+        major, minor = gpus[0]["compute_capability"].split(".")
+        first = {
+            "tf32": (8, 0),
+            "bfloat16": (8, 0),
+            "float16": (7, 0),
+            "float8": FP8_COMPUTE_CAPABILITY,
         }
+        has = {dtype: (int(major), int(minor)) >= needed for dtype, needed in first.items()}
+        units = {dtype: "tensor_cores" if is_fast else "emulated" for dtype, is_fast in has.items()}
+        return {"float32": "vector"} | units
     flags = _cpu_info("flags").split() or _cpu_info("Features").split()  # `Features` on ARM
 
     def unit(kind: str, on_arm: str) -> str:

@@ -87,12 +87,15 @@ def measure_overhead(
     for name in (_AGAIN, *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
         details, every = counted | {"threads": threads, "plain_ms": plain_ms}, math.inf
+        own = times.get(name, times[_PLAIN])
+        plain = times[_PLAIN] if name in modes else own
         if name in detailed:
-            detailed_ms = float(np.median(times[name][0]))
-            share = (detailed_ms - np.median(times[_PLAIN][0])) / plain_ms
+            detailed_ms = float(np.median(own[0]))
+            share = (detailed_ms - np.median(plain[0])) / plain_ms
             every = int(np.clip(np.ceil(share / _DETAIL_SHARES[name]), _OFTENEST, _RAREST))
             details |= {"detailed_ms": detailed_ms, "detailed_every": every}
-        wall, cpu = (_overhead(name, times, clock, every) + threads for clock in (0, 1))
+        ratios = np.log((plain + (own - plain) / every) / times[_BARE])
+        wall, cpu = (np.expm1(hodges_lehmann(ratio)) + threads for ratio in ratios)
         low, estimate, high = wall.tolist()
         yield Measurement(
             "overhead",
@@ -134,20 +137,6 @@ class _ProfiledClock(HostClock):
                 profiler.flush()
             after = self.now(), time.thread_time_ns()
         return [[self.ms(a, b) / self._calls for a, b in zip(before, after, strict=True)]]
-
-
-def _overhead(name: str, times: Mapping[str, np.ndarray], clock: int, every: float) -> np.ndarray:
-    """Compute the overhead of a mode with its interval: low end, estimate and high end.
-
-    Args:
-        name: Name of the mode.
-        times: Kind of calls → times of a call in each block, shape [clocks, blocks].
-        clock: Index of the clock.
-        every: Number of calls from one detailed call to the next, or infinity without details.
-    """
-    bare, plain = times[_BARE][clock], times[_AGAIN if name == _AGAIN else _PLAIN][clock]
-    own = times[name][clock] if name in times else plain
-    return np.expm1(hodges_lehmann(np.log((plain + (own - plain) / every) / bare)))
 
 
 def _reading_ms() -> float:

@@ -139,7 +139,9 @@ class BytesRead(TorchDispatchMode):
             if key not in made:
                 taken = (_taken(func, args, x, out) - self._written[key]) * x.element_size()
                 self._read[key] = max(self._read[key], taken)
-            elif schema and schema.is_mutable:  # An operation that returns a view reads no elements.
+            elif (
+                schema and schema.is_mutable
+            ):  # An operation that returns a view reads no elements.
                 self._written[key] += _elements(x)
         return out
 

@@ -57,7 +57,6 @@ def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
 @pytest.mark.parametrize(
     ("capability", "told"),
     [
-        ((6, 1), "vector emulated emulated vector emulated"),
         ((7, 0), "vector emulated emulated tensor_cores emulated"),
         ((8, 0), "vector tensor_cores tensor_cores tensor_cores emulated"),
         ((8, 9), "vector tensor_cores tensor_cores tensor_cores tensor_cores"),
