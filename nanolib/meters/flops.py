@@ -145,8 +145,7 @@ class _Counter(TorchDispatchMode):
         elif mask is None:
             kept, total = 1, 1
         else:
-            is_kept = mask if mask.dtype == torch.bool else mask > _MASKED
-            kept, total = self._sum_of(is_kept), mask.numel()
+            kept, total = self._sum_of(kept_pairs(mask)), mask.numel()
         self._add_attention(name, q, k, v, kept, total)
 
     def _add_flex_attention(self, name: str, args: tuple[Any, ...]) -> None:
@@ -179,6 +178,11 @@ class _Counter(TorchDispatchMode):
         self._count.kept += flops * kept // total
         recomputes = is_backward and "for_cpu" not in name
         self._count.full += flops + (scores if recomputes else 0)
+
+
+def kept_pairs(mask: Tensor) -> Tensor:
+    """Return the query-key pairs that a boolean mask or an added bias keeps, as booleans."""
+    return mask if mask.dtype == torch.bool else mask > _MASKED
 
 
 def _is_product(name: str) -> bool:

@@ -42,12 +42,9 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         BadInput: There are fewer than two samples, moments are out of order, or the window is empty
             or reaches beyond the samples.
     """
-    t, p = _checked(t_s, power_w, start_s, end_s)
-    read = ~np.isnan(p)
+    t, p, read = _checked(t_s, power_w, start_s, end_s)
     # A failed reading makes a gap between the readings around it.
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
-    t, p = t[read], p[read]
-    _check_reach(t, start_s, end_s)
     length, left, right = np.diff(t), p[:-1], p[1:]
     first, last = np.clip(start_s, t[:-1], t[1:]), np.clip(end_s, t[:-1], t[1:])
     share = np.where(length > 0, length, 1.0)
@@ -93,10 +90,7 @@ def count(
         BadInput: The readings are not valid for `integrate`, the last reading is less than `lag_s`
             after the window, or the counter was reset.
     """
-    t, counted = _checked(t_s, joules, start_s, end_s)
-    read = ~np.isnan(counted)
-    t, counted = t[read], counted[read]
-    _check_reach(t, start_s, end_s + lag_s)
+    t, counted, _ = _checked(t_s, joules, start_s, end_s, lag_s)
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
     # A value is at most `lag_s` old, so a reading `lag_s` after an edge shows a later value.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
@@ -131,13 +125,15 @@ def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
 
 
 def _checked(
-    t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
-) -> tuple[np.ndarray, np.ndarray]:
+    t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float, lag_s: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the moments and values of readings that did not fail, and which readings these are."""
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    read = np.flatnonzero(~np.isnan(x))
-    if len(read) < 2:
-        raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
-    if not ((x[read] >= 0) & np.isfinite(x[read])).all():
+    read = ~np.isnan(x)
+    known = x[read]
+    if len(known) < 2:
+        raise BadInput(f"power_w: {len(known)} sample(s) are not NaN; give at least two samples")
+    if not ((known >= 0) & (known < math.inf)).all():
         raise BadInput("power_w: a sample is infinite or below 0; give finite values from 0")
     if not (np.diff(t) >= 0).all():
         raise BadInput("t_s: a moment is NaN or out of order; sort the samples by time")
@@ -145,15 +141,13 @@ def _checked(
         raise BadInput(
             f"end_s: {end_s} is not after start_s {start_s}; give an end after the start"
         )
-    return t[read[0] :], x[read[0] :]
-
-
-def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
-    if start_s < t[0] or end_s > t[-1]:
+    t = t[read]
+    if start_s < t[0] or end_s + lag_s > t[-1]:
         raise BadInput(
             f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
             "take samples before and after the window"
         )
+    return t, known, read
 
 
 class ReplaySource:

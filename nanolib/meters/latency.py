@@ -22,7 +22,6 @@ from nanolib.meters.sampler import (
     pause_collector,
 )
 from nanolib.meters.turns import Round, take_turns
-from nanolib.stats.intervals import range_confidence
 from nanolib.stats.steady import (
     GROUP,
     SteadyState,
@@ -218,7 +217,7 @@ def summarize(
         Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.GOT_SLOWER: steady.got_slower,
-        Flag.LOW_SAMPLE_COUNT: range_confidence(len(medians)) < CONFIDENCE,
+        Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,

@@ -147,14 +147,9 @@ def _driver() -> str:
 
 def _dtypes(gpus: list[dict[str, Any]]) -> dict[str, str]:
     if gpus:
-        major, minor = gpus[0]["compute_capability"].split(".")
-        first = {
-            "tf32": (8, 0),
-            "bfloat16": (8, 0),
-            "float16": (7, 0),
-            "float8": FP8_COMPUTE_CAPABILITY,
-        }
-        has = {dtype: (int(major), int(minor)) >= needed for dtype, needed in first.items()}
+        major = int(gpus[0]["compute_capability"].partition(".")[0])
+        has = {"tf32": major >= 8, "bfloat16": major >= 8, "float16": major >= 7}
+        has["float8"] = gpus[0]["fp8"]
         units = {dtype: "tensor_cores" if is_fast else "emulated" for dtype, is_fast in has.items()}
         return {"float32": "vector"} | units
     flags = _cpu_info("flags").split() or _cpu_info("Features").split()  # `Features` on ARM

@@ -20,13 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
+from nanolib.meters.flops import kept_pairs
+
 Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, str, Forward]
 
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-# Some models mask pairs by a large negative number that their dtype can represent.
-_MASKED = -1e4
 
 # Families of models use these names in the attention and in the MLP.
 _AMBIGUOUS = ("c_proj", "dense")
@@ -189,7 +189,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
         mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
     kept = torch.ones((), dtype=torch.bool, device=q.device)
     if mask is not None:
-        kept = mask if mask.dtype == torch.bool else mask > _MASKED
+        kept = kept_pairs(mask)
         mask = torch.where(kept, 0.0 if mask.dtype == torch.bool else mask.float(), -torch.inf)
     options = {name: inputs[name] for name in ("scale", "enable_gqa") if name in inputs}
     # This operation computes attention without a fused kernel, and also returns the weights.

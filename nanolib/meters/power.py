@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,18 +105,14 @@ def _first_working(*sensors: Sensor) -> Sensor:
     return last
 
 
-def _of_gpus(
-    driver: str,
-    gpus: Iterable[tuple[int, Any]],
-    joules: Callable[[Any], float],
-    watts: Callable[[Any], float],
-) -> Iterator[Sensor]:
-    """Yield the sensor of each GPU: the energy counter, or the power if there is no counter."""
-    for index, gpu in gpus:
-        yield _first_working(
-            Sensor(f"gpu {index}", f"{driver}_counter", "joules", partial(joules, gpu)),
-            Sensor(f"gpu {index}", f"{driver}_power", "watts", partial(watts, gpu)),
-        )
+def _gpu_sensor(
+    driver: str, index: int, joules: Callable[[], float], watts: Callable[[], float]
+) -> Sensor:
+    """Return the sensor of a GPU: the energy counter, or the power if there is no counter."""
+    return _first_working(
+        Sensor(f"gpu {index}", f"{driver}_counter", "joules", joules),
+        Sensor(f"gpu {index}", f"{driver}_power", "watts", watts),
+    )
 
 
 def _nvidia(nvml: Any, only: str) -> Iterator[Sensor]:
@@ -124,13 +120,11 @@ def _nvidia(nvml: Any, only: str) -> Iterator[Sensor]:
         return nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
 
     nvml.nvmlInit()
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    gpus = (
-        (index, gpu)
-        for index, gpu in enumerate(handles)
-        if not only or str(nvml.nvmlDeviceGetUUID(gpu)) == only
-    )
-    yield from _of_gpus("nvml", gpus, joules, partial(gpu_watts, nvml))
+    for index in range(nvml.nvmlDeviceGetCount()):
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        if not only or str(nvml.nvmlDeviceGetUUID(gpu)) == only:
+            watts = partial(gpu_watts, nvml, gpu)
+            yield _gpu_sensor("nvml", index, partial(joules, gpu), watts)
 
 
 def _imported(name: str, extra: str) -> Any:
@@ -158,7 +152,8 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
         return _first_number(found, "current_socket_power", "average_socket_power")
 
     amdsmi.amdsmi_init()
-    yield from _of_gpus("amdsmi", enumerate(amdsmi.amdsmi_get_processor_handles()), joules, watts)
+    for index, gpu in enumerate(amdsmi.amdsmi_get_processor_handles()):
+        yield _gpu_sensor("amdsmi", index, partial(joules, gpu), partial(watts, gpu))
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:

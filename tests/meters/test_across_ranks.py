@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import psutil
 import pytest
 import torch
 
@@ -105,19 +104,6 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
     assert ranks.count(("barrier",)) == 8
     monkeypatch.setattr(communication, "has_private_network", lambda: False)
     assert communication.count_bytes(call) is None
-
-
-def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path), raising=False)
-    (tmp_path / "net").mkdir()
-    counters = " 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
-    for more, private in (("", True), (f"  eth0:{counters}", False)):
-        table = f"Inter-| Receive\n face |bytes\n    lo:{counters}{more}"
-        (tmp_path / "net" / "dev").write_text(table)
-        assert (communication.has_private_network(), communication.loopback_bytes()) == (
-            private,
-            19,
-        )
 
 
 def test_collectives_of_four_sizes_say_what_they_send(ranks, monkeypatch):

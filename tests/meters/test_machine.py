@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
 from dataclasses import replace
@@ -138,31 +137,33 @@ def grouped(monkeypatch, tmp_path):
     return be
 
 
+OWN = {"a/b/cpu.max": "400000 100000", "a/b/cpu.stat": "nr_periods 9"}
+PARENTS = {"a/cpu.max": "100000 100000", "a/cpu.stat": "nr_periods 30\nnr_throttled 7"}
+
+
 @pytest.mark.parametrize(
-    ("version", "path", "files", "quota", "cores"),
+    ("version", "path", "files", "quotas", "cores"),
     [
         # a container that sees its own as the root
-        (V2, "/", {"cpu.max": "50000 100000"}, 0.5, 1),
-        (V2, "/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0, 1),
-        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf, 8),
-        (V1, "/j", {"cpu/j/cpu.cfs_quota_us": 5, "cpu/j/cpu.cfs_period_us": 2}, 2.5, 2),
+        (V2, "/", {"cpu.max": "50000 100000"}, [(0.5, 0, 0)], 1),
+        (V2, "/a/b", OWN | PARENTS, [(4.0, 9, 0), (1.0, 30, 7)], 1),
+        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, [], 8),
+        (V1, "/j", {"cpu/j/cpu.cfs_quota_us": 5, "cpu/j/cpu.cfs_period_us": 2}, [(2.5, 0, 0)], 2),
         # a container of version 1 is shown its group as the root, and told its name outside
-        (V1, "/docker/x", {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2}, 1.5, 1),
+        (
+            V1,
+            "/docker/x",
+            {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2},
+            [(1.5, 0, 0)],
+            1,
+        ),
     ],
 )
-def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
-    grouped, version, path, files, quota, cores
+def test_the_quotas_of_the_own_group_and_its_parents_hold(
+    grouped, version, path, files, quotas, cores
 ):
     grouped(version, path, files)
-    least = min((one.cores for one in machine.cpu_quotas()), default=math.inf)
-    assert (least, machine.usable_cores()) == (quota, cores)
-
-
-def test_each_quota_says_how_often_it_paused_this_process(grouped):
-    files = {"a/cpu.max": "400000 100000", "a/cpu.stat": "nr_periods 30\nnr_throttled 7"}
-    files |= {"a/b/cpu.max": "100000 100000", "a/b/cpu.stat": "nr_periods 9"}
-    grouped(V2, "/a/b", files)
-    assert machine.cpu_quotas() == [(1.0, 9, 0), (4.0, 30, 7)]
+    assert (machine.cpu_quotas(), machine.usable_cores()) == (quotas, cores)
 
 
 @pytest.mark.parametrize(

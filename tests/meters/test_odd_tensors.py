@@ -37,13 +37,20 @@ class _Cast(nn.Module):
 
 def test_a_tensor_in_float8_has_no_statistics_and_does_not_end_the_call():
     """Neither as the output of a module, nor as the input of the last layer of an MLP."""
-    model = nn.Sequential(_Cast(torch.float64), _Cast(torch.float8_e4m3fn))
-    model.add_module("down", _Cast(torch.float32))
+    dtypes = torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32
+    model = nn.Sequential(*map(_Cast, dtypes[:-1]))
+    model.add_module("down", _Cast(dtypes[-1]))
     with LayerProfiler(model, deep_profiling=True, every_kth_token=1) as profiler:
-        model(torch.ones(2, 4))
-    seen, nothing = {"mean_abs", "sd", "max_abs", "near_zero"}, set()
-    found = {layer.name: {*layer.values} for layer in profiler.results()}
-    assert found == {"": nothing, "0": seen, "1": nothing, "down": seen}
+        model(torch.tensor([[-3.0, 1.0]]))
+    found = {layer.name: layer.values for layer in profiler.results()}
+    assert not found[""] and not found["3"]
+    for name in ("0", "1", "2", "down"):
+        assert found[name] == {
+            "mean_abs": [2],
+            "sd": [pytest.approx(8**0.5)],
+            "max_abs": [3],
+            "near_zero": [0],
+        }
 
 
 def test_a_compiled_model_is_refused_in_one_line():

@@ -98,10 +98,6 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
     assert (source.name, source.of, source.period_s) == (name, "gpu 0", 0.1)
     reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
-    nvml.nvmlDeviceGetTotalEnergyConsumption = nvml.nvmlDeviceGetPowerUsage = _refuse
-    nvml.nvmlDeviceGetFieldValues = _refuse
-    lost = source.read()
-    assert math.isnan(lost.joules) and math.isnan(lost.watts)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,3 @@ def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
     module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
     (source,) = find_sources(tmp_path, NO_DRIVER, apple=module).sources
     assert source.name == "ioreport" and source.read().joules == 2.25
-    monitor.get_cumulative_energy = _refuse
-    missing = find_sources(tmp_path, NO_DRIVER, apple=module).missing
-    why = "soc reports neither energy nor power (Driver Not Loaded)"
-    assert missing["Apple (IOReport)"] == why
