@@ -206,7 +206,15 @@ class LayerProfiler:
         calls, self._unread = self._unread, []
         self._synchronize()
         for call in calls:
-            self._read_times(call)
+            for name, caller, begin, end in call.marks:
+                found = self._found[name]
+                if found.inside is None:
+                    found.inside = caller
+                # Computing statistics and torch's profiler would lengthen these times.
+                if call.turn in ("", "times"):
+                    ms = self._clock.ms(begin, end)
+                    found.calls_ms.append(ms)
+                    self.trace.rows["layers"].append((call.number, name or _MODEL, round(1e6 * ms)))
         values = [(call.number, *value) for call in calls for value in call.values]
         # All values come from the device in one copy.
         numbers = torch.stack([x for *_, x in values]).tolist() if values else []
@@ -214,20 +222,6 @@ class LayerProfiler:
             self._found[name].values[statistic].append(value)
             self.trace.rows["statistics"].append((number, name or _MODEL, statistic, value))
         self._profiled += [call for call in calls if call.profile is not None]
-
-    def _read_times(self, call: Call) -> None:
-        """Add the times of a call's modules to the results and to the trace.
-
-        The times of a call that also computes statistics or runs torch's profiler do not count.
-        """
-        for name, caller, begin, end in call.marks:
-            found = self._found[name]
-            if found.inside is None:
-                found.inside = caller
-            if call.turn in ("", "times"):
-                ms = self._clock.ms(begin, end)
-                found.calls_ms.append(ms)
-                self.trace.rows["layers"].append((call.number, name or _MODEL, round(1e6 * ms)))
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""

@@ -236,11 +236,12 @@ def cpu_quotas() -> list[Quota]:
         # cgroup v2 has one file for the quota, and v1 has two files. Without a quota, the first
         # word is "max" or "-1".
         files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
-        words = " ".join(map(_text_of, files)).split()
-        if words and words[0] not in ("max", "-1"):
-            counts = _fields(group / "cpu.stat")
-            periods = (counts.get(name, 0) for name in ("nr_periods", "nr_throttled"))
-            found.append(Quota(int(words[0]) / int(words[1]), *periods))
+        with contextlib.suppress(OSError):
+            words = " ".join(map(_text_of, files)).split()
+            if words and words[0] not in ("max", "-1"):
+                counts = _fields(group / "cpu.stat")
+                periods = (counts.get(name, 0) for name in ("nr_periods", "nr_throttled"))
+                found.append(Quota(int(words[0]) / int(words[1]), *periods))
     return found
 
 
