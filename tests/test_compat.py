@@ -6,7 +6,7 @@ import torch
 
 from nanolib import compat
 from nanolib.compat import benchmark_with_statistics
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Flag
 from nanolib.paths import checkout
 from tests.processes import ended
 
@@ -85,3 +85,5 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
     removed = benchmark_with_statistics(lambda: None, remove_outliers=True)
     assert kept.details["mean"] > 3 and len(removed.samples) == 20
     assert "outliers removed" in removed.method
+    outliers = {flag for flag in removed.flags if "outliers" in flag}
+    assert outliers == {Flag.OUTLIERS_REMOVED} and Flag.OUTLIERS_SEVERE in kept.flags

@@ -178,7 +178,7 @@ def summarize(
 ) -> Measurement:
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive statistics.
 
-    If the warm-up leaves fewer than six blocks, the series has no steady state, and all blocks count.
+    If the warm-up leaves fewer than six blocks, there is no steady state, and all blocks count.
 
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].

@@ -24,7 +24,6 @@ from nanolib.meters.operations import (
     Replacement,
     attention_statistics,
     choose_modules,
-    find_blocks,
     is_down_projection,
     operation_name,
     operations_of,
@@ -78,8 +77,7 @@ class LayerProfiler:
         if config is None:
             config = ProfilingConfig.custom() if fields else ProfilingConfig.minimal()
         self.model, self.config, self.trace = model, config.replace(**fields), trace or Trace()
-        blocks = find_blocks(model)
-        self._outer, inner = choose_modules(model, blocks)
+        blocks, self._outer, inner = choose_modules(model)
         self._inner = inner if self.config.modules else {}
         modules = {"": model} | self._outer | self._inner
         self._names = {path: operation_name(path, module) for path, module in modules.items()}

@@ -264,7 +264,7 @@ def memory_limits() -> list[tuple[int, int]]:
 def limit_threads() -> Iterator[None]:
     """Limit torch's threads to the usable cores within the context, unless OMP_NUM_THREADS is set.
 
-    torch ignores a CPU quota. With a quota of half a core, the system would often pause two threads.
+    torch ignores a CPU quota. With half a core, the system would often pause two threads.
     """
     before = torch.get_num_threads()
     if before > usable_cores() and "OMP_NUM_THREADS" not in os.environ:

@@ -40,39 +40,25 @@ _BY_OPERATION = {
 }
 
 
-def find_blocks(model: nn.Module) -> list[str]:
-    """List the names of a model's repeated blocks, the members of the model's `ModuleList`s."""
-    return [
-        f"{name}.{key}".lstrip(".")
-        for name, parts in model.named_modules()
-        if isinstance(parts, nn.ModuleList)
-        for key, _ in parts.named_children()
-    ]
-
-
 def choose_modules(
-    model: nn.Module, blocks: Sequence[str]
-) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    model: nn.Module,
+) -> tuple[list[str], dict[str, nn.Module], dict[str, nn.Module]]:
     """Choose the modules to time in each call, and the modules to time in detailed calls.
 
-    Args:
-        model: Any module.
-        blocks: Names of the model's repeated blocks.
-
     Returns:
-        Two maps, name → module. The first map has the blocks and the leaf modules outside blocks.
-        The second map has the modules inside blocks.
+        Names of the model's repeated blocks, which are the members of the model's `ModuleList`s,
+        and two maps, name → module. The first map has the blocks and the leaf modules outside
+        blocks. The second map has the modules inside blocks.
     """
-    outer, inner = {}, {}
-    inside = tuple(f"{block}." for block in blocks)
+    inside, outer, inner = (), {}, {}  # `inside` has the starts of the names of the second map.
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList):
-            continue
-        if name.startswith(inside):
+            inside += tuple(f"{name}.{key}.".lstrip(".") for key, _ in module.named_children())
+        elif name.startswith(inside):
             inner[name] = module
-        elif name in blocks or (name and not any(module.children())):
+        elif f"{name}." in inside or (name and not any(module.children())):
             outer[name] = module
-    return outer, inner
+    return [start.removesuffix(".") for start in inside], outer, inner
 
 
 @contextlib.contextmanager

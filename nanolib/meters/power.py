@@ -157,7 +157,7 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
-    """Return the first field that is above 0, because amdsmi gives "N/A" or 0 for a missing value."""
+    """Return the first field above 0, because amdsmi gives "N/A" or 0 for a missing value."""
     for name in names:
         value = found.get(name)
         if isinstance(value, int | float) and value > 0:

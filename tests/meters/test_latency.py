@@ -36,15 +36,6 @@ def test_estimate_and_interval_are_those_of_block_medians(clocked):
     assert row.n == len(medians)
 
 
-def test_a_row_says_that_outliers_were_dropped():
-    series = _noisy(500)
-    series[12] = 900
-    row = summarize(series, outliers="remove")
-    assert Flag.OUTLIERS_REMOVED in row.flags and "outliers removed" in row.method
-    # these would say that they are kept
-    assert 900 in row.samples and not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & {*row.flags}
-
-
 def test_phases_are_timed_in_turn_and_their_sum_must_be_precise(clocked):
     """Their shares of it change from call to call: 18, 22, 60 and 2, 38, 60."""
     clocked([18.0, 22.0, 60.0, 2.0, 38.0, 60.0] * 300)
