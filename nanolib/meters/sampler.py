@@ -20,6 +20,7 @@ MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give 
 CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
+_SLOW_S = 0.002  # A collection is slow if it takes a large part of a block's time.
 
 # A function that takes blocks with a clock. It returns times in ms, shape [blocks, calls per block,
 # phases], and details.
@@ -168,17 +169,22 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Freeze all objects, and switch the garbage collector off within the context.
+    """Switch the garbage collector off. If a collection is slow, freeze all objects first.
 
-    Each block ends with a collection, which is fast because the collector skips frozen objects.
+    Each block ends with a collection, which must be fast. In a sweep, the collection is fast already,
+    and the objects that the sweep has frozen stay frozen. Otherwise, later collections can free the
+    objects again at the end.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, start = gc.isenabled(), time.perf_counter()
     gc.collect()
-    gc.freeze()
+    freezes = time.perf_counter() - start > _SLOW_S
+    if freezes:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

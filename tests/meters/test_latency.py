@@ -184,7 +184,12 @@ def test_blocks_that_depend_on_each_other_are_flagged():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_off_inside_and_as_before_after_an_error(clocked, enabled):
+@pytest.mark.parametrize("slow", [True, False])
+def test_the_collector_is_off_inside_and_as_before_after_an_error(
+    clocked, monkeypatch, enabled, slow
+):
+    """Objects are frozen only where a collection is slow."""
+    monkeypatch.setattr(sampler, "_SLOW_S", -1.0 if slow else 1e9)
     clocked([10.0] * 100)
     gc.unfreeze()
     inside = []
@@ -198,7 +203,7 @@ def test_the_collector_is_off_inside_and_as_before_after_an_error(clocked, enabl
             gc.disable()
         with pytest.raises(ZeroDivisionError):
             measure(call)
-        assert {*inside} == {(False, True)}
+        assert {*inside} == {(False, slow)}
         assert (gc.isenabled(), gc.get_freeze_count()) == (enabled, 0)
     finally:
         gc.enable()
