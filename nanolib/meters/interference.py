@@ -73,9 +73,9 @@ class CpuLoad:
         return None if self.others is None else min(1.0, self.others + self.stolen)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether other processes and a hypervisor took enough CPU time to disturb a timing."""
-        return (self.taken or 0.0) > BUSY_SHARE
+    def is_busy(self) -> bool | None:
+        """Whether others took enough CPU time to disturb a timing, or None if not known."""
+        return None if self.taken is None else self.taken > BUSY_SHARE
 
     @property
     def flags(self) -> tuple[Flag, ...]:

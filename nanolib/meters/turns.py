@@ -74,9 +74,9 @@ def take_turns(
         # The last rounds may be too short for a reading of their own.
         readings[max(1, len(readings) - 1) :] = [(len(rounds), time.monotonic(), cpu_times())]
         for (first, _, before), (end, _, after) in itertools.pairwise(readings):
-            load = load_between(before, after)
+            is_busy = load_between(before, after).is_busy
             for one in rounds[first:end]:
-                one.is_busy = None if load.taken is None else load.is_busy
+                one.is_busy = is_busy
     return rounds
 
 
