@@ -67,7 +67,8 @@ class HostClock:
         """Do nothing, because nanolib finds the end of the warm-up in the samples."""
 
 
-_UNKNOWN = 64 * 2**20  # If the size of a last-level cache is not known, nanolib assumes 64 MiB.
+# If the size of the third level is not known, nanolib assumes a cache of 64 MiB.
+_UNKNOWN = 64 * 2**20
 _CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # A GPU's clock ramps up in less than half a second.
 # A GPU sleeps for about 0.15 s, in which the host can launch most calls three times.
@@ -193,7 +194,7 @@ Clock = HostClock | CudaClock | ColdClock
 
 
 def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
-    """Return the total size of a device's last-level caches in bytes, or 64 MiB if unknown.
+    """Return the size of a GPU's L2 or of all L3 caches of the CPUs in bytes, or 64 MiB if unknown.
 
     Args:
         device: Device whose caches count.
@@ -204,15 +205,12 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     if device.type != "cpu":
         return _UNKNOWN
-    sizes = {}  # level and CPUs of a cache → bytes
-    for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+    sizes = {}  # CPUs that share a cache → bytes
+    for cache in cpus.glob("cpu[0-9]*/cache/index3"):
         with contextlib.suppress(FileNotFoundError):  # Some machines do not report the size.
-            level, size, shared = (
-                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
-            )
-            sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
-    last = max((level for level, _ in sizes), default=0)
-    return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
+            shared, size = (cache / "shared_cpu_list").read_text(), (cache / "size").read_text()
+            sizes[shared] = int(size.strip().removesuffix("K")) * 1024
+    return sum(sizes.values()) or _UNKNOWN
 
 
 def clock_for(device: Device) -> Clock:
