@@ -144,7 +144,6 @@ KNOWN = (
     r"cpu has no (FP8 tensor cores|tf32)",
     r"the memory counter cannot track a compiled kernel",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",
-    r"the idle baseline",
 )
 
 
