@@ -103,7 +103,7 @@ class LayerProfiler:
         entries = [
             (self.model, name, self._wrap_entry(getattr(self.model, name)))
             for name in _ENTRIES
-            if hasattr(self.model, name)
+            if callable(getattr(self.model, name, None))
         ]
         self._detailed = self._timed_modules(self._inner)
         timed = [*entries, *self._timed_modules(self._outer)]
