@@ -12,7 +12,6 @@ import torch
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import FLAG_TEXT, Unsupported, one_line
 from nanolib.meters.ceilings import PRODUCTS
-from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
     Machine,
     limit_threads,
@@ -21,6 +20,7 @@ from nanolib.meters.machine import (
     this_machine,
 )
 from nanolib.meters.memory import resident_peak
+from nanolib.meters.power import find_sources
 from nanolib.models import attention
 from nanolib.models.attention import flash_attn
 from nanolib.numbers import format_with_interval

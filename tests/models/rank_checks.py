@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.links import count_bytes
+from nanolib.meters.ranks import count_bytes
 from nanolib.models.attention.ranks import Sharding, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention

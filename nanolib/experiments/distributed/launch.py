@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
-from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.ranks import KINDS
-from nanolib.meters.time.turns import Round, speed_up_row
+from nanolib.meters.latency import summarize
+from nanolib.meters.ranks import KINDS
+from nanolib.meters.turns import Round, speed_up_row
 from nanolib.models import attention
 from nanolib.models.attention.partial import partial_attention
 from nanolib.models.attention.ranks import Sharding
