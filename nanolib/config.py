@@ -118,14 +118,18 @@ class NanoConfig(StrictModel):
         return self.d_ff or 4 * self.d_model
 
     @property
+    def scores_tokens(self) -> bool:
+        """Return whether the attention chooses keys by a learned score of each token."""
+        pattern = self.attention_options.get("pattern")
+        return self.attention_type in ("sparse", "flex") and pattern == "dca"
+
+    @property
     def parameter_count(self) -> int:
         """Return the number of weights of the model that `create_model` builds."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
-        sparse = self.attention_type in ("sparse", "flex")
-        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
-        block = 2 * d * d + 2 * d * kv + mlp + score + 2 * d
+        block = 2 * d * d + 2 * d * kv + mlp + d * self.scores_tokens + 2 * d
         return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:

@@ -31,7 +31,7 @@ WITHOUT_DATABASE = {
     "run quick -p seed=1": "parameters belong to one notebook",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
-    "run attention -p 'quality_attentions=[{pattern: spiral}]'": "'spiral' is not a pattern; use",
+    "run attention -p 'quality_attentions=[{pattern: spiral}]'": "pattern: Input should be 'window', 'local_global', ",
     "run --quick --full attention": "run: 'full' is neither a notebook of quick (",
     "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name a folder",

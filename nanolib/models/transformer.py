@@ -31,16 +31,14 @@ class KVCache:
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
     ) -> None:
-        layers, dtype = config.num_layers, getattr(torch, config.dtype)
+        layers, dtype = range(config.num_layers), getattr(torch, config.dtype)
 
-        def buffers(count: int, *shape: int) -> list[Tensor]:
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]
+        def buffers(*shape: int) -> list[Tensor]:
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
 
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
-        options = attention.shared_options(config.attention_type, config.attention_options)
-        scored = attention.chooses_by_score(options)
-        self.keys, self.values = buffers(layers, *shape), buffers(layers, *shape)
-        self.scores = buffers(layers if scored else 0, batch_size, 1, max_len)
+        self.keys, self.values = buffers(*shape), buffers(*shape)
+        self.scores = buffers(batch_size, 1, max_len) if config.scores_tokens else []
         self.length = 0
 
     @property
@@ -100,8 +98,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=False)
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
-        scored = attention.chooses_by_score(self.options)
-        self.token_score = nn.Linear(d, 1, bias=False) if scored else None
+        self.token_score = nn.Linear(d, 1, bias=False) if config.scores_tokens else None
 
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int

@@ -12,7 +12,7 @@ import nanolib
 from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
 from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
-from nanolib.models.functions import code_digest
+from nanolib.models.user import code_digest
 from nanolib.paths import LAUNCH_VARIABLE, git_environment
 from nanolib.run.lock import say
 from nanolib.run.params import Params

@@ -24,6 +24,11 @@ def from_the_20th(b, h, q_idx, kv_idx):
     return (q_idx >= 20) & (kv_idx <= q_idx)
 
 
+def only_the_future(b, h, q_idx, kv_idx):
+    """A user's mask that keeps no pair under causality."""
+    return kv_idx > q_idx
+
+
 def window_per_head(b, h, q_idx, kv_idx):
     """A user's mask: the second head sees more keys, from the 40th query on."""
     return q_idx - kv_idx < 40 + 9 * (h == 1)

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import attend, partial, ring, ulysses
+from nanolib.models.attention import attend, partial, sequence
 from nanolib.models.attention.partial import block_gradients, partial_attention, plain
 from nanolib.models.attention.ranks import Sharding
-from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import tree_attention_decode
-from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
 from tests.models.inputs import qkv
@@ -85,7 +84,7 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
 
     ranks = SimpleNamespace(rank=0, world=3, hop=hop, time=lambda name: nullcontext())
     layout = SimpleNamespace(length=lambda rank: 4)
-    for owner, *current in ring.rotate(0, 0, layout, ranks, overlap):
+    for owner, *current in sequence.rotate(0, 0, layout, ranks, overlap):
         assert current == [owner, owner]
         events.append(f"compute {owner}")
     assert events == order
@@ -100,7 +99,7 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu():
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
-    monkeypatch.setattr(ulysses, "Ranks", lambda *_: SimpleNamespace(world=3))
+    monkeypatch.setattr(sequence, "Ranks", lambda *_: SimpleNamespace(world=3))
     with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
         ulysses_attention(*qkv(1, 4, 2, 2, 2), layout=None)
 

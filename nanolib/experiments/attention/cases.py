@@ -10,8 +10,9 @@ from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QualityCase
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
-from nanolib.models import attention, functions
-from nanolib.models.attention import flash_attn
+from nanolib.models import attention
+from nanolib.models.attention.dense import flash_attn_version
+from nanolib.models.user import imported
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps
@@ -120,7 +121,7 @@ class Params(shared.Params):
         for parameter in ("attention_types", "quality_attentions"):
             for value in getattr(self, parameter):
                 for option in value.keys() & {"call", "mask_mod"}:
-                    functions.imported(f"{parameter}.{option}", value[option])
+                    imported(f"{parameter}.{option}", value[option])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -128,7 +129,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     options = {name: option for name, option in value.items() if name != "kind"}
     kind = value.get("kind")
     if kind == "flash_attn" and options.get("version", "auto") == "auto":
-        found = flash_attn.found_version()
+        found = flash_attn_version()
         options |= {"version": found} if found else {}
     return kind, options
 

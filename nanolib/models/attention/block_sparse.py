@@ -142,7 +142,8 @@ def _calls(
             continue
         for h in range(start * group, stop * group):
             at = h // group
-            yield b, slice(h, h + 1), slice(at, at + 1), mask.plan(b * q.shape[1] + h)
+            plan = mask.plans[(b * q.shape[1] + h) % len(mask.plans)]
+            yield b, slice(h, h + 1), slice(at, at + 1), plan
 
 
 def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:

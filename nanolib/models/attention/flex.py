@@ -13,13 +13,13 @@ from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention import flash_attn
 from nanolib.models.attention.block_mask import (
     mask_shape,
     static_mask,
     with_window,
 )
-from nanolib.models.attention.dynamic import CHOOSERS, Choice
+from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
+from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.attention.reference import tile_count
@@ -64,8 +64,8 @@ def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
-    if backend == "flash" and not flash_attn.found_version(4):
-        return f"FlexAttention's backend flash needs {flash_attn.missing(4)}"
+    if backend == "flash" and not flash_attn_version(4):
+        return f"FlexAttention's backend flash needs {missing_flash_attn(4)}"
     if backward and on_cpu:
         return (
             "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
@@ -130,7 +130,10 @@ def mask_of(
 ) -> FlexMask:
     """Create FlexAttention's mask. The arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
-        return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
+        choice = CHOOSERS[options.pattern](q, k, causal, options, scores)
+        tile = kernel_tile(q.device.type, options.block_size)
+        lengths, mask_mod = (q.shape[2], k.shape[2]), choice.mask_mod(choice.chosen)
+        return _list_tiles(*choice.tiles(tile), tile, mask_mod, lengths)
     shape = mask_shape(options, q, k, causal)
     return drawn_mask(options, *shape, q.device, detect_fake_mode())
 
@@ -152,7 +155,7 @@ def drawn_mask(
         q_len: Number of queries.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
-        heads: Number of different masks.
+        heads: Number of query heads.
         device: Device of the inputs.
         planning: Current `FakeTensorMode`, or None. Each mode needs its own tensors.
     """
@@ -169,13 +172,6 @@ def drawn_mask(
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
     tiles = (placed(x[None], device) for x in (kept > 0, kept == tile * tile))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
-
-
-def chosen_mask(choice: Choice) -> FlexMask:
-    """Create the mask of a `Choice`, on the device of the choice."""
-    cells, chosen = choice.cells, choice.chosen
-    tile, lengths = kernel_tile(chosen.device.type, cells.block_size), (cells.q_len, cells.kv_len)
-    return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(chosen), lengths)
 
 
 def _list_tiles(

@@ -10,7 +10,6 @@ its payload.
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -127,15 +126,13 @@ class Ranks:
             dist.all_reduce(x, op=operation)
         return x
 
-    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and receive parts of the given shapes."""
-        sizes, incoming = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
-        sent = parts[0].new_empty(sum(sizes))
-        for part, into in zip(parts, sent.split(sizes), strict=True):
-            into.view(part.shape).copy_(part)
-        received = sent.new_empty(sum(incoming))
-        dist.all_to_all_single(received, sent, incoming, sizes)
-        return [x.view(shape) for x, shape in zip(received.split(incoming), shapes, strict=True)]
+    def all_to_all(self, x: Tensor, sizes: list[int], incoming: list[int]) -> Tensor:
+        """Send `sizes` rows of x to each rank in turn, and receive `incoming` rows from each."""
+        if self.world == 1:
+            return x
+        received = x.new_empty(sum(incoming), *x.shape[1:])
+        dist.all_to_all_single(received, x.contiguous(), incoming, sizes)
+        return received
 
     def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
         """Start to send tensors to the next rank, and to receive the previous rank's tensors.

@@ -16,10 +16,11 @@ from nanolib.models.attention.block_mask import (
     BlockMask,
     mask_shape,
     static_mask,
+    uses_index,
     with_window,
 )
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import Options, uses_index
+from nanolib.models.attention.patterns import Options
 from nanolib.models.attention.reference import Work
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 

@@ -27,7 +27,7 @@ from nanolib.models.attention.partial import (
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks, Sharding
-from nanolib.models.attention.ring import rotate
+from nanolib.models.attention.sequence import rotate
 
 
 def tree_attention_decode(
