@@ -51,7 +51,7 @@ class NanoConfig(StrictModel):
         d_ff: Inner width of the MLP. None means a width of 4 · d_model.
         norm: Normalization, always `rmsnorm`.
         mlp: Design of the MLP, `swiglu` with three matrices or `gelu` with two matrices.
-        positional: Positional encoding, `rope` or `none`.
+        positional: Positional encoding, always `rope`.
         tie_embeddings: Whether the output head uses the weights of the embedding.
         attention_type: Name of an attention in `ATTENTION_KINDS`.
         attention_options: Options of the attention. The module of each attention defines them.
@@ -69,7 +69,7 @@ class NanoConfig(StrictModel):
     NAME: ClassVar[str] = "config"
 
     vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
-    context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
+    context_length: Size = 1024
     d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
     num_layers: int = pydantic.Field(6, gt=0, le=1000)
     num_heads: int = pydantic.Field(8, gt=0, le=65_536)
@@ -77,7 +77,7 @@ class NanoConfig(StrictModel):
     d_ff: Size | None = None
     norm: Literal["rmsnorm"] = "rmsnorm"
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    positional: Literal["rope", "none"] = "rope"
+    positional: Literal["rope"] = "rope"
     tie_embeddings: bool = True
     attention_type: Literal[tuple(ATTENTION_KINDS)] = "dense"
     attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -90,7 +90,7 @@ class NanoConfig(StrictModel):
                 f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; "
                 "choose a divisor of d_model"
             )
-        if self.positional == "rope" and self.head_dim % 2:
+        if self.head_dim % 2:
             raise ValueError(
                 f"num_heads: {self.num_heads} gives head_dim {self.head_dim}, but RoPE needs an "
                 "even head_dim; choose another num_heads"

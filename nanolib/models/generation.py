@@ -82,19 +82,11 @@ class CapturedGeneration(Generation):
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # The graph reads and writes the token in place.
         for buffer in self.cache.tensors:
             buffer.zero_()  # Masked values get weight 0, but NaN · 0 is NaN.
         self._positions = torch.arange(self.cache.keys[0].shape[2], device=prompt.device)
-        self._position = self._positions[:1].clone()
+        self._position, self._token = self._positions[:1].clone(), self.token.clone()
         self._graph: torch.cuda.CUDAGraph | None = None
-
-    @torch.no_grad()
-    def prefill(self) -> None:
-        """Read the prompt from the beginning, and choose the first token after the prompt."""
-        token = self.token
-        super().prefill()
-        self.token = token.copy_(self.token)
 
     @torch.no_grad()
     def decode(self) -> None:
@@ -103,20 +95,18 @@ class CapturedGeneration(Generation):
             self.cache.length = self._start
         self._position.fill_(self.cache.length)
         if self._graph is None:
-            token = self.token.clone()
-            self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # The warm-up calls have changed the token.
+            self._graph = optimize.captured(self._step)
+        if self.token is not self._token:  # The graph reads and writes the token in place.
+            self.token = self._token.copy_(self.token)
         self._graph.replay()
         self.cache.length += 1
 
-    def _step(self) -> Tensor:
-        self.cache.position, self.cache.seen = (
-            self._position,
-            (self._positions <= self._position)[None],
-        )
-        logits = self.model.decode(self.token, self.cache)
+    def _step(self) -> None:
+        self.cache.position = self._position
+        self.cache.seen = (self._positions <= self._position)[None]
+        logits = self.model.decode(self._token, self.cache)
         self.cache.position = self.cache.seen = None  # The prompt has another number of tokens.
-        return self.token.copy_(logits.argmax(dim=-1))
+        self._token.copy_(logits.argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):

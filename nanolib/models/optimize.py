@@ -97,8 +97,8 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
     return own
 
 
-def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
+def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture a call in a CUDA graph, after a few warm-up calls."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
@@ -106,8 +106,8 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):
-        out = call()
-    return graph, out
+        call()
+    return graph
 
 
 def _checkpoint(model: nn.Module) -> None:

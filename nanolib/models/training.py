@@ -134,12 +134,11 @@ def train(
         Loss before each step, in nats per token, float32, shape [steps].
     """
     weights = [*model.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=1e-3 if callable(rate) else rate, fused=True)
+    optimizer = torch.optim.AdamW(weights, fused=True)
     kind = weights[0].device.type
     forward, losses = logits_of(model), []
     for step, ids in enumerate(batches):
-        if callable(rate):
-            optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.param_groups[0]["lr"] = rate(step) if callable(rate) else rate
         with torch.autocast(kind, autocast, enabled=autocast is not None):
             loss = next_token_loss(forward, ids)
         losses.append(loss.detach().float())

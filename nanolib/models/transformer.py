@@ -101,7 +101,7 @@ class Attention(nn.Module):
         self.token_score = nn.Linear(d, 1, bias=False) if config.scores_tokens else None
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         batch, length, _ = x.shape
@@ -110,8 +110,7 @@ class Attention(nn.Module):
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         start = cache.start if cache else 0
-        if rope is not None:
-            q, k = rope(q, start), rope(k, start)
+        q, k = rope(q, start), rope(k, start)
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]
@@ -158,7 +157,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
@@ -194,8 +193,7 @@ class Transformer(nn.Module):
         # A later change of the caller's config must not change the model.
         self.config = config.model_copy(deep=True)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        rope = config.positional == "rope"
-        self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
+        self.rope = RotaryEmbedding(config.head_dim, config.context_length)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)

@@ -81,7 +81,7 @@ def masked_by(inputs, causal, options):
 
 
 def uncompiled(q, k, v, *, block_mask, **_):
-    """FlexAttention by its math path, in place of `flex.compiled`'s kernel."""
+    """FlexAttention by its math path, in place of `sparse.compiled`'s kernel."""
     scale = q.shape[-1] ** -0.5
     return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 

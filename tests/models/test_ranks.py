@@ -84,7 +84,7 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
 
     ranks = SimpleNamespace(rank=0, world=3, hop=hop, time=lambda name: nullcontext())
     layout = SimpleNamespace(length=lambda rank: 4)
-    for owner, *current in sequence.rotate(0, 0, layout, ranks, overlap):
+    for owner, *current in sequence.rotate([0, 0], layout, ranks, overlap):
         assert current == [owner, owner]
         events.append(f"compute {owner}")
     assert events == order

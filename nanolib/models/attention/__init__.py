@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput, shown
-from nanolib.models.attention import dense, flex, sparse
+from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import Work, dense_work
@@ -70,7 +70,7 @@ def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Ow
 _KINDS = {
     "dense": (dense.Options, dense.attend),
     "flash_attn": (dense.FlashOptions, dense.attend_by_flash_attn),
-    "flex": (flex.Options, flex.attend),
+    "flex": (sparse.FlexOptions, sparse.attend_by_flex),
     "sparse": (sparse.Options, sparse.attend),
     "own": (OwnOptions, _attend_by_own),
 }

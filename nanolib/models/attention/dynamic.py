@@ -242,10 +242,9 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
         most: Largest number of global tokens.
     """
     beyond = torch.arange(scores.shape[-1], device=scores.device) >= known
-    among = scores[:, None].masked_fill(beyond, 0)
-    mean = among.sum(dim=-1, keepdim=True) / known
-    deviations = (among - mean).masked_fill(beyond, 0)
-    spread = (deviations.square().sum(dim=-1, keepdim=True) / known).sqrt()
+    among = scores[:, None].masked_fill(beyond, float("nan"))
+    mean = among.nanmean(dim=-1, keepdim=True)
+    spread = (among - mean).square().nanmean(dim=-1, keepdim=True).sqrt()
     among = among.masked_fill(beyond, float("-inf"))
     # A stable sort prefers the earlier of two equal scores, whatever the length of the cache.
     rank = among.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)

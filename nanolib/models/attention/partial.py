@@ -163,11 +163,7 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
     top = finite(torch.maximum(lse, other_lse))
     weight = torch.exp(other_lse - top)
     total = torch.exp(lse - top) + weight
-    out.lerp_(other, (weight / nonzero(total))[..., None])
+    # The larger weight is 1. Without any key, the total is 0, and 0 / 0 is NaN.
+    out.lerp_(other, (weight / total.clamp(min=1))[..., None])
     lse.copy_(torch.log(total).add_(top))
     return out, lse
-
-
-def nonzero(total: Tensor) -> Tensor:
-    """Replace a zero sum of weights by one, to avoid a division of 0 by 0."""
-    return torch.where(total == 0, 1.0, total)

@@ -55,11 +55,6 @@ class Sharding:
         """Number of ranks."""
         return len(self.pieces)
 
-    @property
-    def total(self) -> int:
-        """Number of positions in the sequence."""
-        return sum(self.length(rank) for rank in range(self.world))
-
     def length(self, rank: int) -> int:
         """Return the number of positions in the pieces of a rank."""
         return sum(stop - start for start, stop in self.pieces[rank])
@@ -134,19 +129,17 @@ class Ranks:
         dist.all_to_all_single(received, x.contiguous(), incoming, sizes)
         return received
 
-    def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
+    def hop(self, send: Sequence[Tensor], length: int) -> Callable[[], list[Tensor]]:
         """Start to send tensors to the next rank, and to receive the previous rank's tensors.
 
         Args:
-            send: Tensors of any shape.
-            length: Length of the received tensors in dimension `dim`. All other dimensions are
-                those of `send`.
-            dim: Dimension of the positions.
+            send: Tensors with positions in dimension 2.
+            length: Number of received positions. All other dimensions are those of `send`.
 
         Returns:
             A function that waits, and returns the received tensors.
         """
-        received = [x.new_empty(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
+        received = [x.new_empty(*x.shape[:2], length, *x.shape[3:]) for x in send]
         sent = [x.contiguous() for x in send]
         to, origin = ((self.rank + step) % self.world for step in (1, -1))
         operations = [
@@ -231,7 +224,7 @@ def traffic_of(
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
     """Compute the traffic of a ring. A rank sends every shard except the next rank's shard."""
-    world, total = layout.world, layout.total
+    world = layout.world
     lengths = [layout.length((rank + 1) % world) for rank in range(world)]
-    sent = tuple(float(per_key * (total - length)) for length in lengths)
+    sent = tuple(float(per_key * (sum(lengths) - length)) for length in lengths)
     return Traffic(world - 1, world - 1, sent)

@@ -79,7 +79,7 @@ class _Ring(torch.autograd.Function):
     ):
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
-        for owner, keys, values in rotate(k, v, layout, ranks, overlap):
+        for owner, keys, values in rotate([k, v], layout, ranks, overlap):
             with ranks.time("comp_blocks"):
                 for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
                     seen = keys[:, :, theirs], values[:, :, theirs]
@@ -99,7 +99,7 @@ class _Ring(torch.autograd.Function):
         grad_q = torch.zeros_like(q, dtype=out.dtype)
         # The gradients of a rank's keys follow the keys one hop later, and return to that rank.
         back = None
-        for owner, keys, values in rotate(k, v, layout, ranks, overlap):
+        for owner, keys, values in rotate([k, v], layout, ranks, overlap):
             grads = [torch.zeros_like(x, dtype=out.dtype) for x in (keys, values)]
             for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
                 queries = [x[:, :, mine] for x in (grad_out, q, out, lse)]
@@ -121,10 +121,10 @@ class _Ring(torch.autograd.Function):
 
 
 def rotate(
-    k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring. In each step, yield an owner, its keys and values."""
-    current, hop = [k, v], None
+    current: list[Tensor], layout: Sharding, ranks: Ranks, overlap: bool
+) -> Iterator[tuple[Any, ...]]:
+    """Pass tensors around the ring. In each step, yield a rank, and the tensors of its positions."""
+    hop = None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
         is_last, length = step == ranks.world - 1, layout.length((owner - 1) % ranks.world)
@@ -143,15 +143,16 @@ def _blocks(
     """Yield slices of queries, slices of the keys that they see, and whether to mask causally."""
     for mine, piece in _local_slices(layout.pieces[rank]):
         for theirs, other in _local_slices(layout.pieces[owner]):
-            if piece[0] == piece[1] or other[0] == other[1] or (causal and other[0] >= piece[1]):
-                continue
-            yield mine, theirs, causal and piece == other
+            if not causal or other[0] < piece[1]:
+                yield mine, theirs, causal and piece == other
 
 
 def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
+    """Yield the place of each piece in its rank's tensors, except of empty pieces."""
     at = 0
     for start, stop in pieces:
-        yield slice(at, at + stop - start), (start, stop)
+        if start < stop:
+            yield slice(at, at + stop - start), (start, stop)
         at += stop - start
 
 
