@@ -140,7 +140,9 @@ def _pass_q(call: _Decode) -> Tensor:
         # Each row of the state has the query, the output and the log-sum-exp.
         rows = pad(queries.to(wide_type(queries)), (0, head_dim + 1))
         rows[..., -1] = -torch.inf
-    for owner, state in rotate([rows], shares, ranks, overlap=False):
+    steps = rotate([rows], shares, ranks, overlap=False)
+    del rows  # Only one state exists at a time.
+    for owner, state in steps:
         with ranks.time("comp_local_attention"):
             queries = state[0, ..., :head_dim].to(q.dtype)
             part = partial_attention(queries, *(shares.take(x, owner)[0] for x in keys))
