@@ -99,17 +99,17 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     Raises:
         Unsupported: The model returns something other than logits of all positions.
     """
-    logits, (batch, length) = model(ids[:, :-1]), ids[:, 1:].shape
-    shape = list(logits.shape) if isinstance(logits, Tensor) else []
-    if len(shape) != 3 or shape[:2] != [batch, length]:
+    logits, wanted = model(ids[:, :-1]), ids[:, 1:]
+    shape = logits.shape if isinstance(logits, Tensor) else ()
+    if len(shape) != 3 or shape[:2] != wanted.shape:
         # A plan has a batch size of its own, which a reader would not understand.
-        named = ["batch", *shape[1:]] if shape[:1] == [batch] else shape
-        returned = f"logits of shape {named}" if shape else type(logits).__name__
+        each = f"logits of shape {[*shape[1:]]} for each sequence"
         raise Unsupported(
-            f"the model returns {returned}, and a loss needs {['batch', length, 'vocab']}; return them, "
-            f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
+            f"the model returns {each if shape else type(logits).__name__}, and a loss needs "
+            f"{[wanted.shape[1], 'vocab']}; return them, or an object with .logits, or leave the "
+            f"loss out with {WITHOUT_LOSS}"
         )
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten())
 
 
 def train(

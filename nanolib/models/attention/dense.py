@@ -164,7 +164,7 @@ def _skip_parent() -> None:
 
 
 def flash_attn_version(version: Version = "auto") -> int | None:
-    """Return the version that `attend` uses, or None if none can be imported."""
+    """Return the version that nanolib uses, or None if none can be imported."""
     wanted = _MODULES if version == "auto" else (version,)
     return next((one for one in wanted if _imported(one)[0]), None)
 
