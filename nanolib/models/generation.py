@@ -31,14 +31,13 @@ class Generation:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.cache = model.new_cache(*prompt.shape, new_tokens)
         self.token = prompt[:, -1]
-        self._start = 0
+        self._start = prompt.shape[1]
 
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning, and choose the first token after the prompt."""
         self.cache.length = 0
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
-        self._start = self.cache.length
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:

@@ -49,7 +49,7 @@ class Options(StrictModel):
 
     NAME: ClassVar[str] = "attention_options"
 
-    backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
+    backend: Literal[("auto", *_BACKENDS)] = "auto"
     impl: Literal["", "FA3", "FA4"] = ""
 
     @pydantic.model_validator(mode="after")

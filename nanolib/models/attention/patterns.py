@@ -33,7 +33,6 @@ Device = torch.device | None  # The device is None if the indices are numpy arra
 WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
-_TILE_SPARSITY = 0.9
 _MOST = 2**24  # Largest number of tokens of a sequence.
 
 
@@ -99,7 +98,7 @@ class Options(StrictModel):
     @property
     def tile_sparsity(self) -> float:
         """Share of tiles that `strided` and `top_k` remove."""
-        return _TILE_SPARSITY if self.sparsity is None else self.sparsity
+        return 0.9 if self.sparsity is None else self.sparsity
 
     def hides_future(self, causal: bool) -> bool:
         """Return whether nanolib adds the causal mask. `prefix_lm` has its own causal mask."""

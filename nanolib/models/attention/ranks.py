@@ -141,13 +141,9 @@ class Ranks:
         """
         received = [x.new_empty(*x.shape[:2], length, *x.shape[3:]) for x in send]
         sent = [x.contiguous() for x in send]
-        to, origin = ((self.rank + step) % self.world for step in (1, -1))
-        operations = [
-            dist.P2POp(call, x, peer)
-            for call, tensors, peer in ((dist.isend, sent, to), (dist.irecv, received, origin))
-            for x in tensors
-            if x.numel()
-        ]
+        to, origin = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        operations = [dist.P2POp(dist.isend, x, to) for x in sent if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, origin) for x in received if x.numel()]
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> list[Tensor]:
