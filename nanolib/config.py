@@ -68,11 +68,11 @@ class NanoConfig(StrictModel):
 
     NAME: ClassVar[str] = "config"
 
-    vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
+    vocab_size: Size = 50257
     context_length: Size = 1024
-    d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
-    num_layers: int = pydantic.Field(6, gt=0, le=1000)
-    num_heads: int = pydantic.Field(8, gt=0, le=65_536)
+    d_model: Size = 512
+    num_layers: Size = 6
+    num_heads: Size = 8
     num_kv_heads: Size | None = None
     d_ff: Size | None = None
     norm: Literal["rmsnorm"] = "rmsnorm"

@@ -133,11 +133,9 @@ class HuggingFaceGeneration(Generation):
         self.token = out.logits[:, -1].argmax(dim=-1)
 
     def all_tokens(self) -> None:
-        """Read the prompt, keep its cache to restart from, and choose all tokens after the prompt."""
-        self.forget()
+        """Read the prompt, choose all tokens after the prompt, and return to the prompt's end."""
+        super().all_tokens()
         self._restart()  # No later token includes a prefill, because the prompt's cache exists now.
-        for _ in range(self.new_tokens):
-            self.decode()
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
@@ -155,13 +153,8 @@ class HuggingFaceGeneration(Generation):
             self._prompt_cache = self.cache
         self.cache, self._tokens = self._prompt_cache, 0
         # Decoding writes into states but replaces keys and values, so only states are copied.
-        self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
-
-    @property
-    def keys_and_values(self) -> list[Tensor]:
-        """The keys and values of all attention layers."""
-        found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
-        return [x for x in found if x is not None]
+        kept = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
+        self.cache = copy.deepcopy(self.cache, {id(x): x for x in kept})
 
     @property
     def tensors(self) -> list[Tensor]:
