@@ -102,19 +102,17 @@ FEW = st.integers(0, 40)
         }
     ),
     length=st.integers(1, 41),
-    times=st.integers(1, 3),
     q_len=st.integers(1, 90),
     more=st.integers(0, 60),
     causal=st.booleans(),
 )
 def test_no_kept_pair_is_missed_at_the_corners_of_tiles(
-    pattern, sizes, length, times, q_len, more, causal
+    pattern, sizes, length, q_len, more, causal
 ):
-    """Of tiles that are those of the pattern, or some of them together."""
     lengths = {"document_lengths": [length, 3]} if pattern == "document" else {}
     options = Options(pattern=pattern, **sizes, **lengths)
-    kv_len, tile = q_len + more, options.block_size * times
-    found = static_mask(options, q_len, kv_len, causal, 1, tile)
+    kv_len = q_len + more
+    found = static_mask(options, q_len, kv_len, causal, 1)
     keeps = static_mask_mod(options, q_len, kv_len, options.hides_future(causal), None)
     kept = keeps(0, 0, np.arange(q_len)[:, None], np.arange(kv_len))
     assert found.work.kept == kept.sum()  # the blocks count the pairs of their own keys

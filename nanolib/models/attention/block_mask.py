@@ -7,7 +7,7 @@ the same blocks as a run.
 import bisect
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,9 +136,7 @@ class BlockMask:
 
 
 @functools.lru_cache(maxsize=64)
-def static_mask(
-    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
-) -> BlockMask:
+def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: int) -> BlockMask:
     """Create the mask of a pattern that ignores the values of q and k.
 
     All layers and calls with the same arguments share the cached mask.
@@ -149,12 +147,11 @@ def static_mask(
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of query heads. If your own mask uses h, each head has its own mask.
-        size: Side of each tile, in tokens, or None for `block_size`.
 
     Raises:
         BadInput: The mask has too many tiles, or your own mask keeps no pair of a whole sequence.
     """
-    size = size or options.block_size
+    size = options.block_size
     tiles = tile_count(q_len, size) * tile_count(kv_len, size)
     if tiles > _MOST_TILES:
         raise BadInput(
@@ -164,11 +161,11 @@ def static_mask(
     options = with_window(options, q_len, kv_len, causal)
     is_own, offset = options.pattern == "own", kv_len - q_len
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
-    sides = (1,) if is_own else (size, options.block_size)
+    side = 1 if is_own else size
 
     def find(head: tuple[int, int], start: int, stop: int, reach: int) -> tuple[np.ndarray, int]:
-        positions = _corners(start + offset, stop + offset, sides)
-        keys = np.union1d(_corners(0, reach, sides), positions)
+        positions = _corners(start + offset, stop + offset, side)
+        keys = np.union1d(_corners(0, reach, side), positions)
         kept = keeps(*head, positions[:, None] - offset, keys)
         return np.unique(keys[kept.any(axis=0)] // size), 0
 
@@ -276,11 +273,7 @@ def make_plan(
     return tuple(blocks)
 
 
-def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """List the ends of [start, stop), and the positions at which tiles begin or end.
-
-    `sides` contains the sides of the tiles, in tokens.
-    """
-    inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
-    begins = np.unique(np.concatenate([[start], *inner]))
-    return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))
+def _corners(start: int, stop: int, side: int) -> np.ndarray:
+    """List the ends of [start, stop), and the positions at which tiles begin or end."""
+    begins = np.arange((start // side + 1) * side, stop, side)
+    return np.unique(np.concatenate([[start, stop - 1], begins, begins - 1]))

@@ -161,15 +161,19 @@ def drawn_mask(
         device: Device of the inputs.
         planning: Current `FakeTensorMode`, or None. Each mode needs its own tensors.
     """
-    tile = kernel_tile(device.type, options.block_size)
-    plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
-    columns = tile_count(kv_len, tile)
-    kept = np.empty((len(plans), tile_count(q_len, tile), columns))  # Kept pairs of each tile.
+    size, tile = options.block_size, kernel_tile(device.type, options.block_size)
+    plans, columns = (
+        static_mask(options, q_len, kv_len, causal, heads).plans,
+        tile_count(kv_len, size),
+    )
+    kept = np.empty((len(plans), tile_count(q_len, size), columns))  # Kept pairs of each tile.
     for head, plan in enumerate(plans):
         for row, block in enumerate(plan):
             seen = np.full(block.keys, block.rows[1] - block.rows[0])
             seen[block.hidden_from :] -= block.hidden.sum(axis=0)
-            kept[head, row] = np.bincount(block.positions // tile, seen, columns)
+            kept[head, row] = np.bincount(block.positions // size, seen, columns)
+    for axis in (1, 2):
+        kept = np.add.reduceat(kept, range(0, kept.shape[axis], tile // size), axis)
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
     tiles = (placed(x[None], device) for x in (kept > 0, kept == tile * tile))
