@@ -29,11 +29,6 @@ def only_the_future(b, h, q_idx, kv_idx):
     return kv_idx > q_idx
 
 
-def window_per_head(b, h, q_idx, kv_idx):
-    """A user's mask: the second head sees more keys, from the 40th query on."""
-    return q_idx - kv_idx < 40 + 9 * (h == 1)
-
-
 def document_per_sequence(b, h, q_idx, kv_idx):
     """A user's mask: the second sequence has another document, which is seen by the last head only."""
     return q_idx // 25 == (kv_idx + 5 * b * (h == 3)) // 25

@@ -142,8 +142,7 @@ def test_a_mask_of_ones_own_that_sequences_cannot_share_or_that_is_empty_is_refu
     ("name", "heads"),
     [
         ("even_distance", 4),
-        ("window_per_head", 4),
-        ("window_per_head", 1),  # a single head is head 0
+        ("even_distance", 1),  # a single head is head 0
         ("document_per_sequence", 4),  # a single sequence is sequence 0
     ],
 )

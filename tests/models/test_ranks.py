@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, partial, sequence
@@ -15,8 +17,6 @@ from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
 from tests.models.inputs import qkv
-
-pytestmark = pytest.mark.slow
 
 
 # Two ranks are each other's next and previous, and four are more than the key heads.
@@ -30,6 +30,7 @@ def answers(request):
     return run_ranks(rank_checks.check, {}, world_size=request.param, **limits)
 
 
+@pytest.mark.slow
 def test_every_rank_gets_what_one_process_gets_in_float64(answers):
     for rank, answer in enumerate(answers):
         errors = answer["errors"]
@@ -39,6 +40,7 @@ def test_every_rank_gets_what_one_process_gets_in_float64(answers):
             assert error <= limit, (rank, name, error)
 
 
+@pytest.mark.slow
 def test_ranks_meet_and_send_as_the_formula_says(answers):
     for answer in answers:
         for algorithm, (rounds, counted, formula, sent) in answer["traffic"].items():
@@ -116,3 +118,25 @@ def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
     theirs = partial.plain_gradients(grad, q, k, v, out, lse, causal)
     for one, other in zip(mine, theirs, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@given(
+    make=st.sampled_from([Sharding.contiguous, Sharding.zigzag]),
+    total=st.integers(1, 24),
+    world=st.integers(1, 5),
+)
+def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most(
+    make, total, world
+):
+    layout, positions = make(total, world), torch.arange(total)
+    parts = [layout.take(positions, rank, dim=0) for rank in range(world)]
+    assert torch.equal(torch.cat(parts).sort().values, positions)
+    assert [len(part) for part in parts] == [layout.length(rank) for rank in range(world)]
+    lengths = [stop - start for pieces in layout.pieces for start, stop in pieces]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
+    layout, pairs = Sharding.zigzag(8 * world, world), torch.arange(1, 8 * world + 1)
+    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(world)}) == 1

@@ -116,7 +116,7 @@ class Choice:
         return some & self.cells.allowed, whole & self.cells.complete
 
     def tiles(self, side: int) -> tuple[Tensor, Tensor]:
-        """Return whether a tile has a kept pair, and whether all pairs of a tile are kept.
+        """Return whether some but not all pairs of a tile are kept, and whether all are kept.
 
         Args:
             side: Side of a tile in tokens, a multiple of `block_size`.
@@ -130,7 +130,7 @@ class Choice:
             avg_pool2d(x.float(), shape, ceil_mode=True, divisor_override=math.prod(shape))
             for x in self.kept_cells()
         )
-        return some > 0, whole == 1
+        return (some > 0) & (whole < 1), whole == 1
 
     def blocks(self) -> BlockMask:
         """Create the block mask on the host. The host waits for the device."""

@@ -18,6 +18,9 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
+from torch.nn.attention.flex_attention import (
+    _create_sparse_block_from_block_mask as mask_of_tiles,
+)
 from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
@@ -31,7 +34,7 @@ from nanolib.models.attention.block_mask import (
 )
 from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import MaskMod, Options, placed, static_mask_mod
+from nanolib.models.attention.patterns import Options, placed, static_mask_mod
 from nanolib.models.attention.reference import Work, tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
@@ -129,9 +132,8 @@ def choose_mask(
     choice = CHOOSERS[options.pattern](q, k, causal, options, scores)
     if not by_flex:
         return choice.blocks()
-    tile = kernel_tile(q.device.type, options.block_size)
-    mask_mod, lengths = choice.mask_mod(choice.chosen), (q.shape[2], k.shape[2])
-    return _list_tiles(*choice.tiles(tile), tile, mask_mod, lengths)
+    tile, mask_mod = kernel_tile(q.device.type, options.block_size), choice.mask_mod(choice.chosen)
+    return mask_of_tiles(choice.tiles(tile), mask_mod, (q.shape[2], k.shape[2]), tile, tile)
 
 
 def kernel_tile(device: str, block_size: int) -> int:
@@ -176,22 +178,9 @@ def drawn_mask(
         kept = np.add.reduceat(kept, range(0, kept.shape[axis], tile // size), axis)
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
-    tiles = (placed(x[None], device) for x in (kept > 0, kept == tile * tile))
-    return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
-
-
-def _list_tiles(
-    some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
-) -> FlexMask:
-    """Create a mask from two tables.
-
-    `some` marks tiles with at least one kept pair, and `whole` marks tiles that keep all pairs.
-    """
-    lists = []
-    for tiles in (some & ~whole, whole):
-        order = tiles.int().argsort(dim=-1, descending=True, stable=True)
-        lists += [tiles.sum(dim=-1, dtype=torch.int32), order.int()]
-    return FlexMask.from_kv_blocks(*lists, tile, mask_mod, lengths)
+    whole = kept == tile * tile
+    tiles = (placed(x[None], device) for x in ((kept > 0) & ~whole, whole))
+    return mask_of_tiles(tiles, mask_mod, (q_len, kv_len), tile, tile)
 
 
 def forget_masks() -> None:
