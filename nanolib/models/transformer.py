@@ -125,8 +125,9 @@ class Attention(nn.Module):
             grouped = q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.seen, enable_gqa=grouped)
         else:
-            given = {"causal": True, "options": self.options, "scores": scores}
-            out = attention.attend(self.kind, q, k, v, **given)
+            out = attention.attend(
+                self.kind, q, k, v, causal=True, options=self.options, scores=scores
+            )
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -203,11 +203,10 @@ def work(
     """
     _check_lengths(q_len, kv_len)
     options = parse_options(kind, options)
-    if kind in ("dense", "flash_attn"):
-        return dense_work(q_len, kv_len, causal)
-    if kind == "own" or options.pattern not in PATTERNS:
-        return None
-    return static_mask(options, q_len, kv_len, causal, heads).work
+    if kind not in ("flex", "sparse"):
+        return None if kind == "own" else dense_work(q_len, kv_len, causal)
+    is_static = options.pattern in PATTERNS
+    return static_mask(options, q_len, kv_len, causal, heads).work if is_static else None
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

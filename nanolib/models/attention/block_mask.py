@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
+    BY_CORNERS,
     WINDOWED,
     MaskMod,
     Options,
@@ -161,7 +162,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
     options = with_window(options, q_len, kv_len, causal)
     is_own, offset = options.pattern == "own", kv_len - q_len
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
-    side = 1 if is_own else size
+    side = size if options.pattern in BY_CORNERS else 1
 
     def find(head: tuple[int, int], start: int, stop: int, reach: int) -> tuple[np.ndarray, int]:
         positions = _corners(start + offset, stop + offset, side)

@@ -5,10 +5,10 @@ the patterns by name. nanolib calls the `mask_mod` with arrays to find the kept 
 FlexAttention calls the `mask_mod` with tensors. nanolib adds the causal mask. Patterns that depend
 on the values of queries and keys are in `dynamic`.
 
-To evaluate a pattern for all query-key pairs is slow for long sequences, so nanolib evaluates all
-patterns except `own` only at the edges of tiles and on the diagonal. Such a pattern must keep the
-diagonal. In each tile, the pattern must keep all pairs, no pairs, a band around the diagonal, one
-document, or leading rows or columns.
+By default, nanolib evaluates a pattern for all query-key pairs to find the kept tiles. This is slow
+for long sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on
+the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must keep
+all pairs, no pairs, a band around the diagonal, one document, or leading rows or columns.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ Device = torch.device | None  # The device is None if the indices are numpy arra
 WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
+BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _MOST = 2**24  # Largest number of tokens of a sequence.
 
 

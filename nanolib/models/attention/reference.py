@@ -30,8 +30,8 @@ def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> 
 
     Query i has position kv_len - q_len + i, and sees no key after that position.
     """
-    position = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
-    return torch.arange(kv_len, device=device)[None, :] <= position
+    whole = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)
+    return whole.tril_(kv_len - q_len)
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:

@@ -133,8 +133,7 @@ def convert(
 
     Raises:
         BadInput: A pattern is not valid.
-        Unsupported: Without emulation, the device has no FP8 tensor cores, or the recipe is a
-            control.
+        Unsupported: Without emulation, the device has no FP8 tensor cores.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
@@ -145,8 +144,6 @@ def convert(
     else:
         if reason := native(next(model.parameters()).device):
             raise Unsupported(reason)
-        if recipe not in RECIPES:
-            raise Unsupported(f"{recipe} is a control that no kernel computes; emulate the recipe")
         _convert_with_torchao(model, recipe, chosen)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
