@@ -135,11 +135,10 @@ def train(
     """
     weights = [*model.parameters()]
     optimizer = torch.optim.AdamW(weights, fused=True)
-    kind = weights[0].device.type
     forward, losses = logits_of(model), []
     for step, ids in enumerate(batches):
         optimizer.param_groups[0]["lr"] = rate(step) if callable(rate) else rate
-        with torch.autocast(kind, autocast, enabled=autocast is not None):
+        with torch.autocast(weights[0].device.type, autocast, enabled=autocast is not None):
             loss = next_token_loss(forward, ids)
         losses.append(loss.detach().float())
         loss.backward()

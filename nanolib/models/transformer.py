@@ -46,18 +46,14 @@ class KVCache:
         """All buffers of keys, values and scores."""
         return [*self.keys, *self.values, *self.scores]
 
-    @property
-    def start(self) -> int | Tensor:
-        """The position of the next token."""
-        return self.length if self.position is None else self.position
+    def next_positions(self, length: int) -> slice | Tensor:
+        """Return the positions of the next `length` tokens."""
+        return slice(self.length, self.length + length) if self.position is None else self.position
 
     def append(self, buffer: Tensor, x: Tensor) -> Tensor:
         """Write `x` after the filled positions of a buffer, and return all filled positions."""
-        if self.position is not None:
-            return buffer.index_copy_(2, self.position, x)
-        stop = self.length + x.shape[2]
-        buffer[:, :, self.length : stop] = x
-        return buffer[:, :, :stop]
+        buffer[:, :, self.next_positions(x.shape[2])] = x
+        return buffer[:, :, : self.length + x.shape[2]] if self.position is None else buffer
 
 
 class RotaryEmbedding(nn.Module):
@@ -74,14 +70,9 @@ class RotaryEmbedding(nn.Module):
         table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
         self.register_buffer("table", table.to(torch.get_default_dtype()), persistent=False)
 
-    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim]. The first position is `start`."""
-        rows = (
-            self.table.index_select(1, start)
-            if isinstance(start, Tensor)
-            else self.table[:, start : start + x.shape[2]]
-        )
-        cos, sin = rows.to(x.dtype)
+    def forward(self, x: Tensor, positions: slice | Tensor) -> Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], at these positions."""
+        cos, sin = self.table[:, positions].to(x.dtype)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -109,8 +100,8 @@ class Attention(nn.Module):
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        start = cache.start if cache else 0
-        q, k = rope(q, start), rope(k, start)
+        positions = cache.next_positions(length) if cache else slice(0, length)
+        q, k = rope(q, positions), rope(k, positions)
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]

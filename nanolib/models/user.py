@@ -69,8 +69,8 @@ def imported(field: str, name: str) -> Callable[..., Any]:
 
 
 def _find_in_working_directory() -> None:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def code_digest(values: Any) -> str:
@@ -92,10 +92,8 @@ def code_digest(values: Any) -> str:
                 folders = found.submodule_search_locations or ()
                 files.update(*(Path(folder).rglob("*.py") for folder in folders))
                 files.update([Path(found.origin)] if found.origin else [])
-    digest = hashlib.sha256()
-    for file in sorted(filter(Path.is_file, files)):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:12] if files else ""
+    content = b"".join(file.read_bytes() for file in sorted(filter(Path.is_file, files)))
+    return hashlib.sha256(content).hexdigest()[:12] if files else ""
 
 
 def runs_code(name: str) -> bool:

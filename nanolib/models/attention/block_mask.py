@@ -126,14 +126,14 @@ class BlockMask:
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
-    def elements(self, b: int = 0, h: int = 0, rows: Tensor | None = None) -> Tensor:
-        """Return a head's mask of the queries `rows`, by default all, as bool [rows, kv_len].
+    def elements(self, b: int, h: int, rows: Tensor) -> Tensor:
+        """Return a head's mask of the queries `rows` as bool [rows, kv_len].
 
         The mask function computes the result, so a reference under this mask also shows pairs that
         the blocks have missed.
         """
-        queries = np.arange(self.q_len) if rows is None else rows.numpy()
-        return torch.from_numpy(self.mask_mod(b, h, queries[:, None], np.arange(self.kv_len)))
+        keys = np.arange(self.kv_len)
+        return torch.from_numpy(self.mask_mod(b, h, rows.numpy()[:, None], keys))
 
 
 @functools.lru_cache(maxsize=64)
@@ -171,10 +171,9 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
         return np.unique(keys[kept.any(axis=0)] // size), 0
 
     count = heads if is_own and uses_index(options, 1) else 1
-    sizes = (q_len, kv_len, size, size)
-    hides_future = options.hides_future(causal)
-    plans = (make_plan(keeps, (0, head), find, hides_future, *sizes) for head in range(count))
-    mask = BlockMask(tuple(plans), q_len, kv_len, causal, size, keeps)
+    shape = options.hides_future(causal), q_len, kv_len, size, size
+    plans = tuple(make_plan(keeps, (0, head), find, *shape) for head in range(count))
+    mask = BlockMask(plans, q_len, kv_len, causal, size, keeps)
     # With a cache, a query may see no key, although earlier or later queries of a sequence do.
     if is_own and not offset and not mask.work.kept:
         raise BadInput(
@@ -269,8 +268,8 @@ def make_plan(
         keys, unit = keys[keys < reach], math.gcd(key_size, reach, kv_len)
         kept = mask_mod(*head, np.arange(start, stop)[:, None], keys[begin:])
         first = int(np.append(kept.all(axis=0), False).argmin())
-        pieces, rest = keys[::unit] // unit, (begin + first, ~kept[:, first:])
-        blocks.append(QueryBlock((start, stop), unit, pieces, *rest))
+        rows, pieces, hidden = (start, stop), keys[::unit] // unit, ~kept[:, first:]
+        blocks.append(QueryBlock(rows, unit, pieces, begin + first, hidden))
     return tuple(blocks)
 
 

@@ -77,8 +77,8 @@ def attend(
 ) -> Tensor:
     """Compute sparse attention. See `nanolib.models.attention.attend`."""
     given = {"causal": causal, "options": options, "scores": scores}
-    by_flex = uses_flex(q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size)
-    by_flex = by_flex and not _is_counted()
+    shape = q.shape[-1], q.shape[2], options.block_size
+    by_flex = uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
     mask = None if by_flex and not _WATCHED else choose_mask(q, k, **given)
     for found in _WATCHED:
         found.append(mask.work)

@@ -130,7 +130,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
     return scale if cast.off_by == 1 else scale * cast.off_by
 
 
-def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
+def round_trip(x: Tensor, cast: Cast, dim: int) -> Tensor:
     """Cast an operand, and divide the result by the scale. Without a format, return `x` itself.
 
     Args:
