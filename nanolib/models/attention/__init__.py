@@ -70,7 +70,7 @@ def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Ow
 _KINDS = {
     "dense": (dense.Options, dense.attend),
     "flash_attn": (dense.FlashOptions, dense.attend_by_flash_attn),
-    "flex": (sparse.FlexOptions, sparse.attend_by_flex),
+    "flex": (sparse.FlexOptions, sparse.attend),
     "sparse": (sparse.Options, sparse.attend),
     "own": (OwnOptions, _attend_by_own),
 }

@@ -102,6 +102,8 @@ class BlockMask:
         causal: Whether a query sees only keys at or before its own position.
         block_size: Side of a tile, in tokens.
         mask_mod: Mask from which the blocks were found.
+        options: Options of the pattern, with the window that has the requested sparsity. The value
+            is None if the mask depends on the input.
     """
 
     plans: tuple[Plan, ...]
@@ -110,6 +112,7 @@ class BlockMask:
     causal: bool
     block_size: int
     mask_mod: MaskMod
+    options: Options | None = None
 
     @property
     def shared(self) -> bool:
@@ -159,7 +162,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
             f"block_size: {size} gives {tiles:,} tiles at {kv_len:,} tokens, more than "
             f"{_MOST_TILES:,}; use larger tiles"
         )
-    options = with_window(options, q_len, kv_len, causal)
+    options = _with_window(options, q_len, kv_len, causal)
     is_own, offset = options.pattern == "own", kv_len - q_len
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
     side = size if options.pattern in BY_CORNERS else 1
@@ -173,7 +176,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
     count = heads if is_own and uses_index(options, 1) else 1
     shape = options.hides_future(causal), q_len, kv_len, size, size
     plans = tuple(make_plan(keeps, (0, head), find, *shape) for head in range(count))
-    mask = BlockMask(plans, q_len, kv_len, causal, size, keeps)
+    mask = BlockMask(plans, q_len, kv_len, causal, size, keeps, options)
     # With a cache, a query may see no key, although earlier or later queries of a sequence do.
     if is_own and not offset and not mask.work.kept:
         raise BadInput(
@@ -183,8 +186,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
     return mask
 
 
-@functools.lru_cache(maxsize=64)
-def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
+def _with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
     """Replace a requested sparsity by the largest window with at least this sparsity.
 
     If no window has this sparsity, the function sets a window of 1.

@@ -272,7 +272,7 @@ PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, device: Device
 ) -> MaskMod:
-    """Return the `mask_mod` of a pattern with the causal mask. `options` is from `with_window`."""
+    """Return the `mask_mod` of a pattern with the causal mask. `options` is from a `BlockMask`."""
     mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, device))
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 

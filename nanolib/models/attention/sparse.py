@@ -27,10 +27,10 @@ from nanolib.measurement import Unsupported
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.block_mask import (
     BlockMask,
+    QueryBlock,
     mask_shape,
     static_mask,
     uses_index,
-    with_window,
 )
 from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
 from nanolib.models.attention.dynamic import CHOOSERS
@@ -75,14 +75,24 @@ def attend(
     options: Options,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention. See `nanolib.models.attention.attend`."""
+    """Compute sparse attention, always with FlexAttention if `options` is `FlexOptions`.
+
+    See `nanolib.models.attention.attend`.
+
+    Raises:
+        Unsupported: FlexAttention has no kernel for the device and the backend, or no backward pass.
+    """
     given = {"causal": causal, "options": options, "scores": scores}
     shape = q.shape[-1], q.shape[2], options.block_size
-    by_flex = uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
-    mask = None if by_flex and not _WATCHED else choose_mask(q, k, **given)
+    by_flex = isinstance(options, FlexOptions) or (
+        uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
+    )
+    mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:
-        found.append(mask.work)
-    return attend_by_flex(q, k, v, **given) if by_flex else block_sparse.attend(q, k, v, mask)
+        found.append((choose_mask(q, k, **given) if by_flex else mask).work)
+    if by_flex:
+        return _attend_by_flex(q, k, v, mask, options)
+    return block_sparse.attend(q, k, v, mask)
 
 
 def uses_flex(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int) -> bool:
@@ -164,20 +174,17 @@ def drawn_mask(
         planning: Current `FakeTensorMode`, or None. Each mode needs its own tensors.
     """
     size, tile = options.block_size, kernel_tile(device.type, options.block_size)
-    plans, columns = (
-        static_mask(options, q_len, kv_len, causal, heads).plans,
-        tile_count(kv_len, size),
-    )
-    kept = np.empty((len(plans), tile_count(q_len, size), columns))  # Kept pairs of each tile.
-    for head, plan in enumerate(plans):
-        for row, block in enumerate(plan):
-            seen = np.full(block.keys, block.rows[1] - block.rows[0])
-            seen[block.hidden_from :] -= block.hidden.sum(axis=0)
-            kept[head, row] = np.bincount(block.positions // size, seen, columns)
+    mask = static_mask(options, q_len, kv_len, causal, heads)
+
+    def kept_pairs(block: QueryBlock) -> np.ndarray:
+        seen = np.full(block.keys, block.rows[1] - block.rows[0])
+        seen[block.hidden_from :] -= block.hidden.sum(axis=0)
+        return np.bincount(block.positions // size, seen, tile_count(kv_len, size))
+
+    kept = np.array([[kept_pairs(block) for block in plan] for plan in mask.plans])
     for axis in (1, 2):
         kept = np.add.reduceat(kept, range(0, kept.shape[axis], tile // size), axis)
-    made = with_window(options, q_len, kv_len, causal)
-    mask_mod = static_mask_mod(made, q_len, kv_len, causal, device)
+    mask_mod = static_mask_mod(mask.options, q_len, kv_len, causal, device)
     whole = kept == tile * tile
     tiles = (placed(x[None], device) for x in ((kept > 0) & ~whole, whole))
     return mask_of_tiles(tiles, mask_mod, (q_len, kv_len), tile, tile)
@@ -185,7 +192,7 @@ def drawn_mask(
 
 def forget_masks() -> None:
     """Delete all cached masks."""
-    for cached in (with_window, static_mask, uses_index, drawn_mask):
+    for cached in (static_mask, uses_index, drawn_mask):
         cached.cache_clear()
 
 
@@ -203,27 +210,15 @@ def flex_unsupported(device: str, backward: bool, backend: str = "auto") -> str:
     return ""
 
 
-def attend_by_flex(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    options: Options,
-    scores: Tensor | None = None,
-) -> Tensor:
-    """Compute sparse attention with FlexAttention. See `attention.attend`.
+def _attend_by_flex(q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, options: Options) -> Tensor:
+    """Compute sparse attention with FlexAttention.
 
     On tensors without data, nanolib calls the operation of FlexAttention without compiling it.
-
-    Raises:
-        Unsupported: The device has no kernel for the backend, or no backward pass.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backend = getattr(options, "backend", "auto")  # The options of `sparse` have no backend.
     if reason := flex_unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
-    mask = choose_mask(q, k, causal=causal, options=options, scores=scores, by_flex=True)
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
