@@ -193,29 +193,29 @@ def traffic_of(
         head_dim: Width of a head.
         itemsize: Bytes per element of q, k and v. Sums take 4 bytes per element.
     """
-    world, rows = layout.world, batch * heads
-    if world == 1:
+    world, others, rows = layout.world, layout.world - 1, batch * heads
+    if not others:
         return Traffic(0, 0, (0.0,))
     if algorithm in ("ring", "zigzag"):
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
         # The formula gives all shards this rank's length. Lengths differ by at most one.
-        sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
-        return Traffic(4, 4 * (world - 1), tuple(sent))
+        sent = (others / world * layout.length(rank) * row for rank in range(world))
+        return Traffic(4, 4 * others, tuple(sent))
     if algorithm == "gather":
-        return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
+        return Traffic(1, others, (others * 4 * rows * (head_dim + 1),) * world)
     if algorithm == "pass_q":
         # Each rank sends queries with their partial results. Padding gives all outputs one size.
         shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
         largest = max(map(shares.length, range(world)))
-        gathered = (world - 1) * 4 * largest * group * head_dim
-        return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops.sent))
+        gathered = others * 4 * largest * group * head_dim
+        return Traffic(world, 2 * others, tuple(part + gathered for part in hops.sent))
     # The first reduction finds the largest log-sum-exp. `fused` then sends both sums at once.
     reductions = 3 if algorithm == "three_allreduce" else 2
-    sent = 2 * (world - 1) / world * 4 * rows * (head_dim + 2)
-    return Traffic(reductions, 2 * reductions * (world - 1), (sent,) * world)
+    sent = 2 * others / world * 4 * rows * (head_dim + 2)
+    return Traffic(reductions, 2 * reductions * others, (sent,) * world)
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:

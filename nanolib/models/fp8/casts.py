@@ -158,30 +158,27 @@ def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
 class EmulatedProduct(torch.autograd.Function):
     """Compute x · weightᵀ with operands in eight bits, forward and backward.
 
-    `apply` takes x (shape [..., in]), the weight (shape [out, in]), and the recipe. The result has
-    shape [..., out] and the dtype of x.
+    `apply` takes x (shape [rows, in]), the weight (shape [out, in]), and the recipe. The result has
+    shape [rows, out] and the dtype of x.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
         """Cast and multiply the operands of the output."""
-        ctx.recipe, ctx.kinds, ctx.shape = recipe, (x.dtype, weight.dtype), x.shape
-        rows = x.reshape(-1, x.shape[-1])
-        a, a_for_weight = _cast_twice(rows, recipe.input, recipe.input_for_weight)
+        ctx.recipe = recipe
+        a, a_for_weight = _cast_twice(x, recipe.input, recipe.input_for_weight)
         b, b_for_input = _cast_twice(weight, recipe.weight, recipe.weight_for_input)
         ctx.save_for_backward(a_for_weight, b_for_input)
-        return torch.mm(a, b.t()).to(x.dtype).reshape(*x.shape[:-1], -1)
+        return torch.mm(a, b.t()).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Cast and multiply the operands of both gradients."""
-        (x, weight), recipe, (kind, weight_kind) = ctx.saved_tensors, ctx.recipe, ctx.kinds
-        rows = gradient.reshape(-1, gradient.shape[-1])
-        g, g_for_weight = _cast_twice(rows, recipe.gradient, recipe.gradient_for_weight)
-        of_x = torch.mm(g, weight).to(kind)
+        (x, weight), recipe = ctx.saved_tensors, ctx.recipe
+        g, g_for_weight = _cast_twice(gradient, recipe.gradient, recipe.gradient_for_weight)
         of_weight = torch.mm(g_for_weight.t(), x.to(g_for_weight.dtype))
-        # Tensor cores would round each gradient to the dtype of x.
-        return of_x.reshape(ctx.shape), of_weight.to(kind).to(weight_kind), None
+        # Tensor cores would round each gradient to the dtype of x, which is that of `gradient`.
+        return torch.mm(g, weight).to(gradient.dtype), of_weight.to(gradient.dtype), None
 
 
 class EmulatedLinear(nn.Linear):
@@ -205,12 +202,10 @@ class EmulatedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x, shape [..., in_features], to shape [..., out_features]."""
         kind = x.device.type
-        if not torch.is_autocast_enabled(kind):
-            return self._multiply(x)
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16 if self.rounded else x.dtype)
         with torch.autocast(kind, enabled=False):
-            return self._multiply(x.to(torch.get_autocast_dtype(kind)))
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        given = x.bfloat16() if self.rounded else x
-        out = EmulatedProduct.apply(given, self.weight, self.recipe).to(x.dtype)
+            out = EmulatedProduct.apply(rows, self.weight, self.recipe).to(x.dtype)
+        out = out.reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias.to(out.dtype)
