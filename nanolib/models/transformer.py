@@ -107,7 +107,6 @@ class Attention(nn.Module):
             scores = self.token_score(x)[..., 0]
             # The choice of tokens has no gradient. A factor of 1 on v gives scores a gradient.
             v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-            scores = scores.detach()
             if cache:
                 scores = cache.append(cache.scores[layer], scores[:, None])[:, 0]
         if cache:

@@ -73,9 +73,7 @@ class _BlockSparse(torch.autograd.Function):
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
         queries, d_results, keys, values = (x.to(dtype).contiguous() for x in (q, d_out, k, v))
         _over_heads("backward", (queries, d_results, dq), (keys, values, dk, dv), ctx.mask)
-        # Deleting the inputs frees memory for the converted gradients.
-        del queries, d_results, keys, values
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq, dk, dv, None  # Autograd converts the gradients.
 
 
 def _over_heads(

@@ -117,7 +117,7 @@ class _Ring(torch.autograd.Function):
                 back = ranks.hop(grads, layout.length((owner - 1) % ranks.world))
         if back is not None:
             grads = back()
-        return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 4
+        return grad_q, *grads, *(None,) * 4  # Autograd converts the gradients.
 
 
 def rotate(
