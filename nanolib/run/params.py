@@ -9,7 +9,7 @@ from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import Collect, Timing
-from nanolib.models import attention, text
+from nanolib.models import attention, training
 from nanolib.params import StrictModel
 
 # Parameters that do not change what a run measures. `--resume` continues a run even if
@@ -122,7 +122,7 @@ class Params(StrictModel):
 
 def known_corpus(value: str) -> str:
     """Return `value` if it names a text that can be read."""
-    text.load(value, max_bytes=2)
+    training.load_text(value, max_bytes=2)
     return value
 
 

@@ -21,9 +21,8 @@ from nanolib.models import attention
 from nanolib.models.attention.partial import partial_attention
 from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import tree_attention_decode
-from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.numbers import MIB
 from nanolib.stats.intervals import LinkCost, link_cost
 
