@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import expanded, put_in_place
-from nanolib.store.connection import make_tables, unusable, value_of
+from nanolib.store.connection import make_tables, unusable
 from nanolib.store.query import Reader
 from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, listed
 
@@ -112,7 +112,7 @@ def write(store: Reader, run_ids: list[str], target: Path) -> None:
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
     # SQLite reads a part of a damaged file without an error, so other people would get that part.
-    state = value_of(store.connection.execute("PRAGMA quick_check(1)"))
+    ((state,),) = store.connection.execute("PRAGMA quick_check(1)")
     if state != "ok":
         raise BadInput(unusable(store.path, sqlite3.DatabaseError(state)))
     with put_in_place(target) as file:
