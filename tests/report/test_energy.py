@@ -41,7 +41,9 @@ def test_each_source_of_energy_has_a_line(measured):
         ),
         (
             (Provenance.REPLAYED, "replay", 1.1, 2.0),
-            ["A token uses 2.00 J [1.82 … 2.20] at 25.0 W [22.7 … 27.5] (decode) in a replayed trace."],
+            [
+                "A token uses 2.00 J [1.82 … 2.20] at 25.0 W [22.7 … 27.5] (decode) in a replayed trace."
+            ],
             "Hollow: replayed",
         ),
         (
