@@ -187,8 +187,7 @@ class EnergyCase(ModelWorkCase):
         """Measure the overhead of each profiling mode, and then profile calls in a window.
 
         The deepest mode profiles the layers. Its overhead decides how often the window records a
-        call in detail. The window has at least twelve calls, and at least two of them are detailed
-        in a mode with details.
+        call in detail. The window has at least twelve calls, and detailed calls of each kind.
 
         Yields:
             An `overhead` row per mode, and a row that compares the baseline with itself. A
@@ -206,7 +205,7 @@ class EnergyCase(ModelWorkCase):
         meter = EnergyMeter(params.sources(), device=self.device, trace=readings)
         profiler = LayerProfiler(model, config, trace=readings)
         synchronize, calls = synchronizer(self.device), 0
-        least = max(_MIN_CALLS, config.every_kth_token + 1)
+        least = max(_MIN_CALLS, 1 + (len(config.turns) - 1) * config.every_kth_token)
         with meter, profiler, meter.window(self.phase) as window:
             while calls < least or time.monotonic() < window.start_s + params.window_s:
                 begin = time.monotonic()
