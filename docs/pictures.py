@@ -43,7 +43,7 @@ def main(report: Path) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
         page.goto((report / "index.html").absolute().as_uri())
-        page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+        page.wait_for_selector("body[data-ready=yes]", timeout=60_000)
         page.screenshot(path=DOCS / "report.png")
         with Image.open(DOCS / "report.png") as shot:  # 256 colors need a third of the bytes
             few = shot.convert("RGB").quantize(256)
@@ -52,10 +52,9 @@ def main(report: Path) -> None:
     folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
     text = (report / "profiling_report.md").read_text(encoding="utf-8")
-    below = text.partition("## Runs and machines")[2].splitlines()
-    titles, _, first, *_ = (line.split(" | ") for line in below if line.startswith("|"))
-    run = dict(zip(titles, first, strict=True))
-    machine, day = run["Machine"].partition(": ")[2], run["Started"].split()[0]
+    run, hardware = _first_line(text, "Runs"), _first_line(text, "Hardware")
+    machine = "{CPU}, {Cores} cores, {RAM (GiB)} GiB, {GPU}".format_map(hardware)
+    day = run["Started"].split()[0]
     lines = [
         "# Gallery",
         "",
@@ -66,6 +65,13 @@ def main(report: Path) -> None:
             shutil.copy(report / f"{name}.png", folder)
             lines += ["", f"## {question}", "", f"![{question}](pictures/{name}.png)"]
     (DOCS / "gallery.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _first_line(report: str, title: str) -> dict[str, str]:
+    """Return the first line of a table of the report in Markdown, column → cell."""
+    below = report.partition(f"### {title}\n")[2].splitlines()
+    titles, _, first, *_ = (line.strip("| ").split(" | ") for line in below if line.startswith("|"))
+    return dict(zip(titles, first, strict=True))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def profiled_tree_attn_decode(
     return tree_attention_decode(q, k, v, layout=layout, algorithm=algorithm, timer=timer)
 
 
-class MemoryProfiler:
+class MemoryProfiler(contextlib.ExitStack):
     """Record the peak memory within a `with` statement. Read the memory after the statement.
 
     The count has the results of torch's operations. It misses tensors that other code allocates, as
@@ -169,17 +169,14 @@ class MemoryProfiler:
     """
 
     def __init__(self, device: str | torch.device | None = None) -> None:
+        super().__init__()
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._peak, self._resident = Peak(), Peak()
 
     def __enter__(self) -> Self:
-        self._open = contextlib.ExitStack()
-        self._resident = self._open.enter_context(resident_peak())
-        self._peak = self._open.enter_context(peak_memory(self._device))
+        self._resident = self.enter_context(resident_peak())
+        self._peak = self.enter_context(peak_memory(self._device))
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
 
     def _live(self) -> int:
         if self._peak.live is None:
@@ -211,12 +208,10 @@ class MemoryProfiler:
             BadInput: This system does not report the peak of the resident set.
         """
         live = self._live()
-        reserved = self._peak.reserved
+        reserved = self._resident.resident if self._peak.reserved is None else self._peak.reserved
         if reserved is None:
-            if self._resident.resident is None:
-                raise BadInput(
-                    "MemoryProfiler: this system does not report the peak of the resident set; "
-                    "compute the efficiency score on Linux or on a GPU"
-                )
-            reserved = self._resident.resident
+            raise BadInput(
+                "MemoryProfiler: this system does not report the peak of the resident set; "
+                "compute the efficiency score on Linux or on a GPU"
+            )
         return min(1.0, live / reserved) if reserved else 1.0

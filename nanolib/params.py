@@ -45,11 +45,6 @@ class StrictModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _read_texts(cls, values: Values) -> Any:
-        """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
-        return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
-
-    @classmethod
     def flat(cls, values: Values) -> dict[str, Any]:
         """Return the values, with those in `settings` moved to the top level.
 
@@ -66,10 +61,7 @@ class StrictModel(pydantic.BaseModel):
         settings = rest.pop("settings")
         if isinstance(settings, str):  # The option -p of papermill passes text.
             settings = _load(f"settings: {shown(settings)}", settings)
-        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-            wrong = f"must be a mapping of names, got {shown(settings)}; write {{name: value}}"
-            raise BadInput(f"settings: {wrong}")
-        return {**settings, **rest}
+        return {**_named("settings", settings), **rest}
 
     @classmethod
     def nested(cls, values: Values) -> dict[str, Any]:
@@ -79,14 +71,16 @@ class StrictModel(pydantic.BaseModel):
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
         return {name: values[name] for name in cls.MAIN if name in values} | {"settings": settings}
 
+    @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _read(cls, name: str, value: Any) -> Any:
-        field = cls.model_fields.get(name)
-        if field is None:
-            return value
-        kinds = _kinds(field.annotation)
+    def _read(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
+        kinds = _kinds(cls.model_fields[info.field_name].annotation)
         if isinstance(value, str) and str not in kinds:
-            value = _load(f"{name}: {shown(value)}", value)
+            value = _load(f"{info.field_name}: {shown(value)}", value)
+        items = value if isinstance(value, list) else [value]
+        if kinds & {int, float} and bool not in kinds and any(isinstance(x, bool) for x in items):
+            raise ValueError(f"must be a number, got {shown(value)}")
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
         return value
@@ -162,7 +156,7 @@ def read_value(name: str, text: str) -> Any:
     return _load(f"-p {name}: {shown(text)}", text)
 
 
-def read_yaml(path: Any) -> dict[str, Any]:
+def read_yaml(path: Any) -> Values:
     """Return the mapping in a YAML file.
 
     Raises:
@@ -176,13 +170,19 @@ def read_yaml(path: Any) -> dict[str, Any]:
             "give the path of a YAML file"
         ) from None
     values = _load(str(path), text)
-    if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise BadInput(
-            f"{path}: contains {shown(values)}, not `name: value` lines; give one line per name"
-        )
-    return values
+    return {} if values is None else _named(path, values)
+
+
+def _named(what: Any, values: Any) -> Values:
+    """Return a mapping from names to values.
+
+    Raises:
+        BadInput: The values are not such a mapping.
+    """
+    if isinstance(values, Mapping) and all(isinstance(name, str) for name in values):
+        return values
+    wrong = f"contains {shown(values)}, not `name: value` pairs"
+    raise BadInput(f"{what}: {wrong}; give a value to each name")
 
 
 def _load(what: str, text: str) -> Any:

@@ -1,7 +1,8 @@
-"""Find the folders of notebooks, params files and results, and write files safely."""
+"""Find the folders of notebooks, params files and results, write files safely, and ask git."""
 
 import contextlib
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,10 +60,36 @@ def installed_workbook() -> Path:
     return inside if inside.is_dir() else inside.parents[1]
 
 
-def git_environment() -> dict[str, str]:
-    """Return the environment for git, which then answers in English and ignores a running hook."""
+def git(folder: Path, *arguments: str) -> str:
+    """Run git and return its output. git answers in English and ignores a running hook.
+
+    Args:
+        folder: Folder in which git runs.
+        arguments: Arguments of git.
+
+    Raises:
+        BadInput: Git is not installed, or the command fails. The message is git's last line.
+    """
     rest = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    return rest | {"LC_ALL": "C"}
+    how = {"capture_output": True, "text": True, "errors": "replace", "env": rest | {"LC_ALL": "C"}}
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], **how, check=False)
+    except OSError:
+        raise BadInput("git: is not installed; install git") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BadInput(f"git {arguments[0]}: {last}")
+    return done.stdout.strip()
+
+
+def revision_of(folder: Path) -> str:
+    """Return the git revision of a folder, with `+` if files have changed.
+
+    The result is empty without git, outside a repository, or before the first commit.
+    """
+    with contextlib.suppress(BadInput):
+        return git(folder, "describe", "--always", "--dirty=+", "--exclude=*")
+    return ""
 
 
 def expanded(path: str) -> Path:

@@ -9,7 +9,7 @@ from nanolib.store import Store
 def rows_of(experiment, params, folder):
     """The rows of a run of an experiment, whose database is in a folder."""
     with Store(folder / "results.sqlite") as store:
-        run = sweep.measure(experiment, params, store=store, progress=False)
+        run = sweep.measure(experiment, params, store=store)
         run.finish()
         return run.measurements(samples=True)
 

@@ -60,23 +60,21 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
         assert runs.stderr.read() == b"" and runs.wait() == EXIT_CLOSED
 
 
-def test_only_an_error_of_a_file_is_reported_as_one(nano, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("libx.so: cannot open"), "OSError: libx.so: cannot open"),  # not of a file
+        # The pipe of another process: no reader of the output has ended.
+        (BrokenPipeError(32, "Broken pipe"), "BrokenPipeError: [Errno 32] Broken pipe"),
+    ],
+)
+def test_an_error_of_a_library_or_a_process_is_one_line(nano, monkeypatch, error, said):
     def examine(*_):
-        raise OSError("libcudart.so.12: cannot open shared object file")
+        raise error
 
     monkeypatch.setattr(doctor, "examine", examine)
     found = nano("doctor")
-    assert found.exit_code == 2
-    assert found.output == "nano: OSError: libcudart.so.12: cannot open shared object file\n"
-
-
-def test_a_broken_pipe_to_a_process_is_no_reader_that_has_ended(nano, monkeypatch):
-    def examine(*_):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr(doctor, "examine", examine)
-    found = nano("doctor")
-    assert found.exit_code == 2 and "BrokenPipeError" in found.output
+    assert found.exit_code == 2 and found.output == f"nano: {said}\n"
 
 
 def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():

@@ -115,14 +115,24 @@ class ForkServer(Child):
 
     A forked process starts in tens of milliseconds. Both versions of a pair are forked from the
     same server, so the position of the server in memory affects both versions equally.
+
+    Args:
+        modules: Modules to import before the first fork.
+        folders: Folders with the versions' own modules.
+
+    Attributes:
+        forks: Number of pairs that the server has forked.
+        imported: Variables that the imports have set, and imported modules of the folders.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
         super().__init__()
         # Relative folders belong to a version, so the server must not import modules from them.
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         absolute = os.pathsep.join(filter(os.path.isabs, path))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": absolute})
+        self.modules, self.forks = modules, 0
+        self.imported = self.answer({"modules": [*modules], "folders": [*folders]})
 
     def answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
         """Return the server's answer to a request of `forks.serve`.
@@ -155,11 +165,7 @@ class VersionProcess(Child):
     """
 
     def __init__(
-        self,
-        version: Version,
-        fork_server: ForkServer | None = None,
-        *,
-        bound: bool = False,
+        self, version: Version, fork_server: ForkServer | None = None, *, bound: bool = False
     ) -> None:
         super().__init__()
         self.version, self.is_forked = version, fork_server is not None
@@ -177,8 +183,7 @@ class VersionProcess(Child):
             "imports": version.import_folders,
         }
         with self._theirs:
-            files = [self._theirs.fileno(), self._log.fileno()]
-            self._pid = fork_server.answer(request, files)
+            self._pid = fork_server.answer(request, [self._theirs.fileno(), self._log.fileno()])
         # The system reports an exit code only once, so a cache stores the exit code.
         self._wait = functools.cache(functools.partial(fork_server.answer, {"wait": self._pid}))
 

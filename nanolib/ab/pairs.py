@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from nanolib.compare.findings import case_name
 from nanolib.measurement import Status
 from nanolib.stats.compare import THRESHOLD, Verdict
 
@@ -40,7 +39,7 @@ class Task:
 
     Attributes:
         experiment: Name of the case's notebook, or `CALL` for a function.
-        case_id: ID of the case in the database.
+        case_id: ID of the case in the database, or the name of the function.
         factors: Names and values of the factors that define the case.
         request: The request that starts the case in A and in B.
     """
@@ -49,11 +48,6 @@ class Task:
     case_id: str
     factors: Mapping[str, Any]
     request: Request
-
-    @property
-    def case(self) -> str:
-        """Return the name of the case."""
-        return case_name(self.factors)
 
     @property
     def device(self) -> str:

@@ -35,9 +35,7 @@ class Processes(AbstractContextManager):
     ) -> None:
         self._versions, self._fork, self._bound, self._log = versions, fork, bound, log
         self.processes: list[VersionProcess] = []
-        self._modules: list[str] = []  # Modules that all versions share.
-        self._fork_server: ForkServer | None = None
-        self._forked = 0
+        self._server: ForkServer | None = None
 
     def renew(self) -> list[VersionProcess]:
         """End the processes and start fresh processes.
@@ -45,15 +43,15 @@ class Processes(AbstractContextManager):
         Raises:
             BadInput: The fork server failed.
         """
-        if self._fork and not self._modules and self.processes:
+        if self._fork and not self._server and self.processes:
             self._learn_modules()
         self.end()
-        if self._modules:
-            if self._forked == CHILDREN:
-                self._renew_fork_server()
-            self._forked += 1
+        if self._server and self._server.forks == CHILDREN:
+            self._start_server(self._server.modules)
         for version in self._versions:
-            self.processes.append(VersionProcess(version, self._fork_server, bound=self._bound))
+            self.processes.append(VersionProcess(version, self._server, bound=self._bound))
+        if self._server:
+            self._server.forks += 1
         return self.processes
 
     def _learn_modules(self) -> None:
@@ -69,33 +67,35 @@ class Processes(AbstractContextManager):
         except VersionDied:  # `renew` asks the next pair of processes again.
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
-        self._modules = [name for name in answers[0]["modules"] if name in in_all]
-        imported = self._renew_fork_server()
+        self._start_server([name for name in answers[0]["modules"] if name in in_all])
+        imported = self._server.imported
         uses_gpu = any(answer["uses_gpu"] for answer in answers)
         variables = {name for answer in answers for name in answer["variables"]}
-        reason = ""
+        self._bound = not uses_gpu
         if uses_gpu:
             reason = "the code uses a GPU"
         elif variables - set(imported["variables"]):
             reason = "the code sets environment variables"
         elif imported["own"]:
             reason = f"a package imports {imported['own'][0]} of this repository"
-        self._bound = not uses_gpu
-        if reason:
-            self._log(
-                f"{reason}, so each process imports all modules again; "
-                "raise --budget to measure more pairs of processes"
-            )
-            self._end_fork_server()
-            self._fork, self._modules = False, []
+        else:
+            return
+        self._log(
+            f"{reason}, so each process imports all modules again; "
+            "raise --budget to measure more pairs of processes"
+        )
+        self._end_server()
+        self._fork = False
 
-    def _renew_fork_server(self) -> dict[str, list[str]]:
-        """Start another server, and return what its imports set and imported."""
-        self._end_fork_server()
-        self._fork_server, self._forked = ForkServer(), 0
+    def _start_server(self, modules: Sequence[str]) -> None:
+        self._end_server()
         version = self._versions[0]
-        folders = [*version.import_folders, str(version.top)]
-        return self._fork_server.answer({"modules": self._modules, "folders": folders})
+        self._server = ForkServer(modules, [*version.import_folders, str(version.top)])
+
+    def _end_server(self) -> None:
+        if self._server:
+            self._server.close()
+        self._server = None
 
     def end(self) -> None:
         """End the process of each version."""
@@ -105,13 +105,8 @@ class Processes(AbstractContextManager):
                 stack.callback(process.close)
             self.processes = []
 
-    def _end_fork_server(self) -> None:
-        if self._fork_server:
-            self._fork_server.close()
-        self._fork_server = None
-
     def __exit__(self, *_: object) -> None:
         try:
             self.end()
         finally:
-            self._end_fork_server()
+            self._end_server()

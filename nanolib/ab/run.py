@@ -1,7 +1,5 @@
 """Define what `nano ab` compares, compare two versions, and turn block times into findings."""
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +9,8 @@ import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Settings, Task, TaskResult
-from nanolib.ab.schedule import Log, compare_versions
+from nanolib.ab.processes import Processes
+from nanolib.ab.schedule import Log, ask_both, compare_versions
 from nanolib.ab.versions import HERE, Interpreter, Version, checked_out
 from nanolib.compare.findings import (
     FAILED,
@@ -26,7 +25,7 @@ from nanolib.compare.findings import (
 )
 from nanolib.compare.runs import figure_lines
 from nanolib.measurement import BadInput, Status
-from nanolib.run.lock import device_lock
+from nanolib.run.process import device_lock
 from nanolib.stats.compare import Kind
 
 Cases = dict[str, Mapping[str, Any]]  # id → factors
@@ -53,15 +52,6 @@ class Spec:
     setup: str = ""
     interpreters: tuple[Interpreter, Interpreter] = (HERE, HERE)
 
-    def __post_init__(self) -> None:
-        for name in (*self.functions, *filter(None, [self.setup])):
-            module, _, function = name.partition(":")
-            if not (module and function):
-                option = "--setup" if name == self.setup else "--call"
-                raise BadInput(
-                    f"{option}: {name!r} is not a function; write package.module:function"
-                )
-
     def tasks(self, versions: Sequence[Version]) -> tuple[list[Task], list[Line]]:
         """Return the tasks that both versions have, and a finding for every other case.
 
@@ -71,13 +61,14 @@ class Spec:
         Raises:
             BadInput: A version cannot list its cases, or the versions have no timed case in common.
         """
-        tasks, lines = [self._call_task(name) for name in self.functions], []
-        with contextlib.ExitStack() as stack:
-            if self.jobs:
-                processes = [stack.enter_context(VersionProcess(version)) for version in versions]
+        tasks, lines = [], []
+        for name in self.functions:
+            request = {"do": "function", "function": name, "setup": self.setup}
+            tasks.append(Task(CALL, name, {"name": name}, request))
+        with Processes(versions, fork=False) as sides:
             for experiment, params in self.jobs:
                 request = {"experiment": experiment, "params": dict(params)}
-                of_a, of_b = _listed_cases(processes, request)
+                of_a, of_b = _listed_cases(sides.processes or sides.renew(), request)
                 lines += _only_in(experiment, of_a, of_b, MISSING, "B")
                 lines += _only_in(experiment, of_b, of_a, NEW, "A")
                 for case_id, factors in of_a.items():
@@ -91,29 +82,17 @@ class Spec:
             )
         return tasks, lines
 
-    def _call_task(self, name: str) -> Task:
-        request = {"do": "function", "function": name, "setup": self.setup}
-        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-        return Task(CALL, digest, {"name": name}, request)
-
 
 def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
-    """Return the cases that A and B can time.
-
-    Both processes receive the request first, so they import at the same time.
-    """
-    for process in processes:
-        process.send(do="cases", **request)
-    listed = []
-    for process in processes:
-        try:
-            answer = process.receive()
-        except VersionDied as death:
-            raise BadInput(f"{process.version.title}: {death}") from None
+    """Return the cases that A and B can time."""
+    try:
+        answers = ask_both(processes, request | {"do": "cases"})
+    except VersionDied as death:
+        raise BadInput(f"{death.process.version.title}: {death}") from None
+    for process, answer in zip(processes, answers, strict=True):
         if "cases" not in answer:
             raise BadInput(f"{process.version.title}: {answer['message']}")
-        listed.append({case["case_id"]: case["factors"] for case in answer["cases"]})
-    return listed
+    return [answer["cases"] for answer in answers]
 
 
 def _only_in(
@@ -169,22 +148,23 @@ def run_ab(
     names = case_names(("", task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
         case = names["", result.task.experiment, result.task.case_id]
-        lines += [replace(line, case=case) for line in lines_of(result, settings.threshold)]
+        lines += lines_of(result, case, settings.threshold)
     differ = describe_differences(*(one.packages for one in spec.interpreters))
     return Comparison(worst_first(lines), True, settings.threshold, differ=differ)
 
 
-def lines_of(result: TaskResult, threshold: float) -> list[Line]:
+def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
     """Return the findings of one task: its timings, and each counted metric that changed.
 
     Args:
         result: The task with its block times and verdicts.
+        case: Name of the task's case.
         threshold: Smallest change of counted memory that is a regression, as a fraction.
     """
     task = result.task
 
     def line(finding: str, name: str = "", message: str = "", **values: Any) -> Line:
-        return Line(task.experiment, task.case, name, finding, message=message, **values)
+        return Line(task.experiment, case, name, finding, message=message, **values)
 
     if result.failures:
         a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
@@ -192,7 +172,7 @@ def lines_of(result: TaskResult, threshold: float) -> list[Line]:
         return [line(finding, message=result.failures)]
     of_a, of_b = (_figures(task, rows) for rows in result.rows)
     counted = figure_lines(of_a, of_b, threshold)
-    lines = [one for one in counted if one.finding != Kind.EQUIVALENT]
+    lines = [replace(one, case=case) for one in counted if one.finding != Kind.EQUIVALENT]
     if not result.blocks:
         lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))
     for scope, pairs in result.blocks.items():

@@ -174,14 +174,14 @@ def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: flo
     """
     timing = False
     try:
-        answers = _ask_both(sides, result.task.request)
+        answers = ask_both(sides, result.task.request)
         while _same_phases(answers) and "timing" in answers[0]:
             if not answers[0]["last"]:
                 window_s /= 2
             timing = True
             result.add(_interleave(sides, answers[0]["timing"], window_s))
             timing = False
-            answers = _ask_both(sides, {"do": "next"})
+            answers = ask_both(sides, {"do": "next"})
     except VersionDied as death:
         deaths = {death.process: death}
         if timing:  # The other version may fail in the same way.
@@ -207,7 +207,7 @@ def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
     return answers[0].get("timing") == answers[1].get("timing")
 
 
-def _ask_both(sides: Sequence[VersionProcess], request: Request) -> list[dict[str, Any]]:
+def ask_both(sides: Sequence[VersionProcess], request: Request) -> list[dict[str, Any]]:
     """Return the answers of both versions.
 
     Two new interpreters answer in parallel, so that their imports finish sooner. Forked processes

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nanolib.measurement import BadInput, shown
-from nanolib.paths import expanded, git_environment
+from nanolib.paths import expanded, git, revision_of
 
 WORKING_TREE = "."
 
@@ -69,7 +69,7 @@ class Version:
         """
         commit = self.revision.removesuffix("+")
         is_known = self.name == WORKING_TREE and commit
-        return _git(self.root, "diff", "--no-ext-diff", commit) if is_known else ""
+        return git(self.root, "diff", "--no-ext-diff", commit) if is_known else ""
 
     @property
     def import_folders(self) -> list[str]:
@@ -93,69 +93,36 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
     Raises:
         BadInput: A name is not a commit, or `start` is not in a git repository.
     """
-    top = Path(_git(start, "rev-parse", "--show-toplevel"))
-    folder = Path(_git(start, "rev-parse", "--show-prefix"))
+    top = Path(git(start, "rev-parse", "--show-toplevel"))
+    folder = Path(git(start, "rev-parse", "--show-prefix"))
     commits = {name: _commit(top, name) for name in names if name != WORKING_TREE}
-    with _pruned(top), TemporaryDirectory(prefix="nanolib-ab-") as made:
-        versions = {WORKING_TREE: Version(WORKING_TREE, _revision(top), top, folder, top)}
-        for name, commit in commits.items():
-            place = Path(made) / commit[:12]
-            versions[name] = Version(name, commit[:12], place, folder, top)
-            if not place.exists():  # Two names may refer to the same commit.
-                # The repository's own hooks must not run.
-                quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-                _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
-                _git(place, "submodule", "update", "--init", "--quiet")
-        yield [versions[name] for name in names]
-
-
-@contextmanager
-def _pruned(top: Path) -> Iterator[None]:
-    """Remove git's records of deleted worktrees on entry to the context and on exit."""
-    _git(top, "worktree", "prune")
+    versions = {WORKING_TREE: Version(WORKING_TREE, revision_of(top) or "+", top, folder, top)}
+    git(top, "worktree", "prune")  # A killed comparison leaves records of its worktrees.
     try:
-        yield
+        with TemporaryDirectory(prefix="nanolib-ab-") as made:
+            for name, commit in commits.items():
+                place = Path(made) / commit[:12]
+                versions[name] = Version(name, commit[:12], place, folder, top)
+                if not place.exists():  # Two names may refer to the same commit.
+                    # The repository's own hooks must not run.
+                    add = ("-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach")
+                    git(top, *add, "--quiet", str(place), commit)
+                    git(place, "submodule", "update", "--init", "--quiet")
+            yield [versions[name] for name in names]
     finally:
         with contextlib.suppress(BadInput):  # A later git command also removes the records.
-            _git(top, "worktree", "prune")
+            git(top, "worktree", "prune")
 
 
 def _commit(top: Path, name: str) -> str:
-    wrong = (
-        f"revision: {name!r} is not a commit of {top.name}; "
-        "give a commit, a branch, a tag or . for the working tree"
-    )
     find = ("rev-parse", "--verify", "--quiet", "--end-of-options")
-    return _git(top, *find, f"{name}^{{commit}}", complaint=wrong)
-
-
-def _revision(top: Path) -> str:
     try:
-        return _git(top, "describe", "--always", "--dirty=+", "--exclude=*")
-    except BadInput:  # A new repository has no commit.
-        return "+"
-
-
-def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
-    """Run git and return its output.
-
-    Args:
-        folder: Folder in which git runs.
-        arguments: Arguments of git.
-        complaint: Message if git fails. By default, the message is the last line that git prints.
-
-    Raises:
-        BadInput: Git is not installed, or the command fails.
-    """
-    how = {"capture_output": True, "text": True, "errors": "replace", "env": git_environment()}
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], **how, check=False)
-    except FileNotFoundError:
-        raise BadInput("git: is not installed; install git to use nano ab") from None
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BadInput(complaint or f"git {arguments[0]}: {last}")
-    return done.stdout.strip()
+        return git(top, *find, f"{name}^{{commit}}")
+    except BadInput:
+        raise BadInput(
+            f"revision: {name!r} is not a commit of {top.name}; "
+            "give a commit, a branch, a tag or . for the working tree"
+        ) from None
 
 
 _TIMEOUT_S = 60

@@ -72,17 +72,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
         call = functools.partial(function, _imported(request["setup"], root)())
     checks = _loaded(_OURS / "meters" / "time" / "call_check.py")
     check = checks.CallCheck(call, request["function"], Refused)
-    _time_calls(check)
-    _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
-
-
-def _time_calls(check: Any) -> None:
-    """Time blocks of calls, without garbage collection inside a block.
-
-    Args:
-        check: The `CallCheck` of the function. nanolib checks the first two calls.
-    """
-    checked = [check, check]
+    checked = [check, check]  # nanolib checks the first two calls.
 
     def time_block(calls: int) -> list[list[float]]:
         rows = []
@@ -97,12 +87,13 @@ def _time_calls(check: Any) -> None:
 
     gc.collect()
     gc.freeze()
-    gc.disable()
+    gc.disable()  # Garbage is collected between blocks.
     try:
         _serve_blocks([""], time_block, last=True)
     finally:
         gc.enable()
         gc.unfreeze()
+    _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
 
 
 def _imported(name: str, root: Path) -> Any:
@@ -116,7 +107,8 @@ def _imported(name: str, root: Path) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise Refused(f"{name}: {module_name} has no callable {attribute!r}")
+        wrong = f"{module_name} has no callable {attribute!r}; write package.module:function"
+        raise Refused(f"{name}: {wrong}")
     return found
 
 
@@ -173,14 +165,13 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
 
     case = cases[request["case_id"]]
     outcome = measure_group([case], params.collected_by(collect), {})[case.case_id]
-    rows = [row.to_dict() for row in outcome.rows]
+    rows = [vars(row) | {"samples": ()} for row in outcome.rows]
     _answer(ended=outcome.status, message=outcome.message, rows=rows)
 
 
 def _list_cases(request: dict[str, Any], root: Path) -> None:
     _, cases = _experiment(request, root)
-    chosen = [case for case in cases.values() if case.supports_ab]
-    _answer(cases=[{"case_id": case.case_id, "factors": case.factors} for case in chosen])
+    _answer(cases={name: case.factors for name, case in cases.items() if case.supports_ab})
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:

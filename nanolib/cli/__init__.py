@@ -1,13 +1,13 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-Each command imports its modules when the user runs the command, so that `nano --help` is fast. No
-other package imports `nanolib.cli`.
+Each command imports its slow modules when the user runs the command, so that `nano --help` is fast.
+No other package imports `nanolib.cli`.
 """
 
 import click
 
 import nanolib
-from nanolib.cli import ab, compare, prepare, results, run
+from nanolib.cli import ab, compare, results, run
 from nanolib.cli.common import Commands
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -20,11 +20,11 @@ def main() -> None:
 
 
 for command in (
-    prepare.init,
+    run.init,
     run.run,
-    prepare.list_names,
+    run.list_names,
     run.doctor,
-    prepare.plan,
+    run.plan,
     compare.compare,
     ab.ab,
     compare.history,

@@ -1,9 +1,9 @@
 """Measure two versions of code or packages in turns and compare the results."""
 
+import itertools
 import math
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from nanolib.cli.common import (
     pairs_option,
 )
 from nanolib.cli.compare import findings, show_comparison
+from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, shown
+from nanolib.paths import checkout
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -98,43 +100,28 @@ def _agree(seconds: float) -> None:
         click.confirm("Continue?", default=True, abort=True, err=True)
 
 
-def _split_names(
-    names: Sequence[str], pythons: Sequence[str]
-) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """Return the two revisions and the notebooks that the command line names.
-
-    With two interpreters, the user may give one revision, or none for the working tree.
-    """
-    from nanolib.experiments import ALL
-
-    if pythons:
-        revisions = [name for name in names if name not in ALL]
-        if len(revisions) > 2:
-            raise BadInput(f"revision: {shown(revisions[2])} is a third name; give one or two")
-        a, b = (revisions * 2)[:2] or (".", ".")
-        return (a, b), tuple(name for name in names if name in ALL)
-    if len(names) < 2:
-        given = shown(names[0]) if names else "none"
-        raise BadInput(
-            f"revision: {given} is given; give two revisions, such as main and . (the working tree)"
-        )
-    return (names[0], names[1]), tuple(names[2:])
-
-
 def _spec(
-    names: Sequence[str],
+    names: tuple[str, ...],
     overrides: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
     pythons: tuple[str, ...],
 ) -> Any:
+    """Return what to compare. Two interpreters need no revision, and then run the working tree."""
     from nanolib.ab.run import Spec
     from nanolib.ab.versions import HERE, inspect_interpreter
-    from nanolib.experiments import ALL
-    from nanolib.paths import checkout
     from nanolib.run.jobs import plan
 
-    revisions, notebooks = _split_names(names, pythons)
+    revisions = given = names[:2]
+    if pythons:
+        given = tuple(itertools.takewhile(lambda name: name not in ALL, given))
+        revisions = (given * 2)[:2] or (".", ".")
+    notebooks = names[len(given) :]
+    if len(revisions) < 2:
+        raise BadInput(
+            f"revision: {shown(given[0]) if given else 'none'} is given; give two revisions, "
+            "such as main and . (the working tree)"
+        )
     if functions and (notebooks or overrides):
         raise BadInput(
             "--call: cannot be combined with a notebook or -p; leave out --call or the others"
@@ -154,9 +141,4 @@ def _spec(
         for job in plan(ALL, notebooks, overrides, {})
         if any(case.supports_ab for case in job.cases())
     ]
-    if not jobs:
-        raise BadInput(
-            f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; "
-            "name another notebook"
-        )
     return Spec(revisions, checkout(), jobs, **rest)

@@ -1,4 +1,4 @@
-"""Define exit codes, output, options and error messages for all commands."""
+"""Define exit codes, output, options, help and error messages for all commands."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, printable, shown
-from nanolib.paths import OUTPUT_VARIABLE, expanded, output_folder
+from nanolib.paths import (
+    OUTPUT_VARIABLE,
+    expanded,
+    find_checkout,
+    installed_workbook,
+    output_folder,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,8 +89,9 @@ def echo(*lines: Any, err: bool = False) -> None:
 
 def to_json(value: Any) -> str:
     """Return a value as JSON text, with null for infinite numbers and NaN."""
-    text = json.dumps(value, default=str)
-    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
+    import pydantic_core
+
+    return pydantic_core.to_json(value, indent=1, inf_nan_mode="null", fallback=str).decode()
 
 
 def echo_json(value: Any) -> None:
@@ -110,7 +118,7 @@ def echo_table(table: pd.DataFrame) -> None:
 
 
 def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
-    """Return the parameters of `-p NAME=VALUE` as name → text."""
+    """Return the parameters of `-p NAME=VALUE` as name → text. The last value of a name counts."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -118,8 +126,6 @@ def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[st
             raise BadInput(
                 f"-p: {shown(pair)} is not a NAME=VALUE pair; write -p seq_lens='[1024, 4096]'"
             )
-        if name in values:
-            raise BadInput(f"-p: {shown(name)} is given twice; give it once")
         values[name] = value
     return values
 
@@ -129,7 +135,7 @@ def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
-    if output.exists() and not output.is_dir():
+    if output.is_file():
         raise BadInput(f"--output: {output} is not a folder; name a folder")
 
 
@@ -220,3 +226,27 @@ class Commands(click.Group):
             complain("stopped")
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)
+
+
+def cells_of(notebook: str) -> list[dict[str, Any]]:
+    """Return the cells of a notebook, from the user's workbook if there is one."""
+    workbook = find_checkout() or installed_workbook()
+    return json.loads((workbook / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
+
+
+class NotebookCommand(click.Command):
+    """A command whose help shows the parameters of the first notebook on its command line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Store the notebook's name, because `--help` exits before click reads the arguments."""
+        ctx.obj = next((name for name in args if name in ALL), None)
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help, and then the notebook's parameters cell, which declares all names."""
+        text = super().get_help(ctx)
+        if not ctx.obj:
+            return text
+        cells = cells_of(ctx.obj)
+        cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+        return f"{text}\n\nParameters of {ctx.obj} (-p NAME=VALUE):\n{''.join(cell['source'])}"

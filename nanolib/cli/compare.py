@@ -20,8 +20,10 @@ from nanolib.cli.common import (
     output_option,
     to_json,
 )
+from nanolib.experiments import ALL
 from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import DATABASE
+from nanolib.store import Store
 
 _everything = click.option(
     "--all", "everything", is_flag=True, help="Show unchanged cases too. Default: only changes."
@@ -77,25 +79,23 @@ def compare(
     its intervals do not overlap.
     """
     from nanolib.compare.findings import describe_differences, overall_shift
-    from nanolib.compare.runs import compare_rows
-    from nanolib.compare.spread import repeats, scale_by_peaks
+    from nanolib.compare.history import repeats
+    from nanolib.compare.runs import compare_rows, scale_by_peaks
 
-    then, noise, runs, made_by = _rows_of("base", base)
-    now, noise_now, runs_now, made_by_now = _rows_of("current", current)
+    sides = _read_side("base", base), _read_side("current", current)
+    (then, now), runs, latencies = zip(*sides, strict=True)
     case = ["experiment", "case_id"]
     if then[case].merge(now[case]).empty:
-        one, other = (
-            f"{name!r} ({', '.join(rows['experiment'].unique())})"
-            for name, rows in ((base, then), (current, now))
-        )
         raise BadInput(
-            f"compare: {one} and {other} have no case in common; name runs with the same parameters"
+            f"compare: {base!r} and {current!r} have no case in common; name runs with the same "
+            "experiment and parameters"
         )
     unscaled = 0
     if across_machines:
         then, unscaled = scale_by_peaks(then, now)
-    found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
-    found = replace(found, differ=describe_differences(made_by, made_by_now))
+    found = compare_rows(then, now, threshold, runs, repeats(latencies))
+    versions = (table["versions"].iloc[-1] for table in runs)
+    found = replace(found, differ=describe_differences(*versions))
     show_comparison(found, everything, json_file, markdown_file)
     if across_machines:
         echo(overall_shift(found.lines))
@@ -113,7 +113,7 @@ def show_comparison(
     found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
     """Print a comparison, and write the findings to the files that the user named."""
-    from nanolib.report.export import markdown_table
+    from nanolib.report.tables import markdown_table
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     notes = list(found.noise)
@@ -154,7 +154,7 @@ def _echo_cases(table: Any) -> None:
     "nano history",
     "nano history attention --all",
 )
-@click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
+@click.argument("experiments", nargs=-1, type=click.Choice(ALL), metavar="[EXPERIMENT]...")
 @option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
 @_everything
 @output_option
@@ -162,47 +162,30 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     """Show when and by how much the results of each case changed.
 
     A change needs at least three runs on each side. To compare the last run with the run before,
-    use nano compare latest~1 latest. Below the table, nanolib prints a nano ab command per case.
-    The command measures, in turns, the revisions before and after the latest change.
+    use nano compare latest~1 latest. Below the table, nanolib names the five latest changes, each
+    with a nano ab command that measures, in turns, the revisions before and after the change.
     """
     from nanolib.compare.history import histories, table
-    from nanolib.stats.changes import LEAST_HISTORY
-    from nanolib.store import Store
+    from nanolib.report.regressions import history_verdict
 
     with Store(create=False) as store:
-        runs = store.runs()
-        if unknown := set(experiments) - set(runs.experiment):
-            known = ", ".join(sorted(set(runs.experiment))) or "nano run to store one"
-            raise BadInput(
-                f"history: no run of {', '.join(sorted(unknown))} is in the database; use {known}"
-            )
-        found = histories(store, metric, sorted(set(runs.machine_id)))
-    found = [one for one in found if not experiments or one.experiment in experiments]
-    stepped = [one for one in found if one.changes]
-    if shown := found if everything else stepped:
+        figures = store.figures(metric, store.machines()["machine_id"])
+    if experiments:
+        figures = figures[figures["experiment"].isin(experiments)]
+    found = histories(figures, metric)
+    if shown := [one for one in found if everything or one.changes]:
         _echo_cases(table(shown))
-    most_runs = max((len(one.points) for one in found), default=0)
-    notes = [f"{metric} changed in {len(stepped)} of {len(found)} series of up to {most_runs} runs"]
-    if most_runs < LEAST_HISTORY:
-        notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
-    if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
-        notes += ["to measure, in turns, the revisions before and after a change:", *commands]
-    echo(*notes)
+    echo(*history_verdict(found))
 
 
-def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict[str, str]]:
-    """Return the rows of runs, their interference, recent latencies, and the versions of packages.
-
-    The latencies are from the machines of the runs. The versions are those of the newest run,
-    without the hash of nanolib's source files.
+def _read_side(side: str, name: str) -> tuple[Any, Any, Any]:
+    """Return the rows of runs, the runs, and recent latencies on the machines of the runs.
 
     Args:
         side: Name of the command's argument, for the error message.
         name: Name of the runs, or path of a database.
     """
-    from nanolib.compare.history import noise_of
-    from nanolib.compare.spread import RECENT_RUNS
-    from nanolib.store import Store
+    from nanolib.compare.history import RECENT_RUNS
 
     path = Path(name)
     path = path / DATABASE if path.is_dir() else path
@@ -210,10 +193,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict
     with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
-        noise = noise_of(store, run_ids)
-        made_by = dict(store.runs_of(run_ids)["versions"].iloc[-1]) if run_ids else {}
-        timings = store.figures("latency", sorted(set(rows["machine_id"])), RECENT_RUNS)
-    if rows.empty:
-        raise BadInput(f"{side}: {name!r} has no measurements; name another run")
-    made_by.pop("sources", None)
-    return rows, noise, timings, made_by
+        if rows.empty:
+            raise BadInput(f"{side}: {name!r} has no measurements; name another run")
+        latencies = store.figures("latency", rows["machine_id"].unique(), RECENT_RUNS)
+        return rows, store.runs_of(run_ids), latencies

@@ -5,9 +5,20 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_option, output_option
+from nanolib.cli.common import (
+    DAYS,
+    NewFile,
+    command,
+    echo,
+    echo_json,
+    echo_table,
+    json_option,
+    output_option,
+)
+from nanolib.experiments import sections
 from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
+from nanolib.store import Store
 
 NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 
@@ -18,12 +29,11 @@ NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 def runs(as_json: bool) -> None:
     """List the stored runs."""
     from nanolib.report.overview import run_facts
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
-        echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
+        echo_json(frame.to_dict("records"))
     elif frame.empty:
         echo("no runs yet; run: nano run quick")
     else:
@@ -63,10 +73,8 @@ def write_report(names: list[str], folder: Path) -> Path:
         names: Names of the runs, such as ids or labels.
         folder: Folder of the report.
     """
-    from nanolib.experiments import sections
     from nanolib.experiments.summary import select_runs
     from nanolib.report.page import build
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         return build(store, select_runs(store, names), folder, sections())
@@ -91,8 +99,7 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     The ending of FILE decides the format: .sqlite or .json.
     """
     from nanolib.experiments.summary import select_runs
-    from nanolib.report.export import write
-    from nanolib.store import Store
+    from nanolib.store.export import write
 
     with Store(create=False) as store:
         write(store, select_runs(store, [*names] or NEWEST), target)
@@ -104,8 +111,6 @@ def export(target: Path, names: tuple[str, ...]) -> None:
 @output_option
 def merge(databases: tuple[str, ...]) -> None:
     """Import the runs of other databases. A repeated import changes nothing."""
-    from nanolib.store import Store
-
     for path in databases:  # A wrong path must not create an empty database.
         Store(path, create=False).close()
     with Store() as store:
@@ -138,7 +143,6 @@ def merge(databases: tuple[str, ...]) -> None:
 def clean(days: float | None, names: tuple[str, ...], dry_run: bool) -> None:
     """Delete old or named runs and free their disk space."""
     from nanolib.report.overview import run_facts
-    from nanolib.store import Store
 
     if days is None and not names:
         raise BadInput(

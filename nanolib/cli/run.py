@@ -1,8 +1,9 @@
-"""Run suites and notebooks with `nano run`, and examine this machine with `nano doctor`."""
+"""Run suites and notebooks, and prepare runs: copy the workbook, list names, plan memory."""
 
+import shutil
 import signal
 import sys
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,19 +12,130 @@ from nanolib.cli.common import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    NotebookCommand,
+    cells_of,
     command,
     echo,
     echo_json,
     echo_table,
+    file_option,
     json_option,
     option,
     output_option,
     pairs_option,
+    to_json,
 )
-from nanolib.cli.prepare import NotebookCommand
 from nanolib.cli.results import write_report
-from nanolib.measurement import BadInput
-from nanolib.paths import database_path, output_folder
+from nanolib.experiments import ALL, sections
+from nanolib.measurement import BadInput, shown
+from nanolib.paths import database_path, expanded, installed_workbook, output_folder
+from nanolib.store import Store
+
+
+@command("nano init benchmarks")
+@click.argument("folder", metavar="DIR")
+def init(folder: str) -> None:
+    """Copy the notebooks, params files and docs to DIR.
+
+    DIR must be empty or new. Start nano, papermill or JupyterLab in DIR. Results go to DIR/outputs.
+    """
+    target, source = expanded(folder), installed_workbook()
+    is_empty = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_empty:
+        raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new folder")
+    unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
+    for name in ("notebooks", "params", "docs"):
+        shutil.copytree(source / name, target / name, ignore=unwanted)
+    echo(
+        f"copied notebooks/, params/ and docs/ to {target}",
+        f"next: cd {target} && nano run quick",
+    )
+
+
+@command("nano list", name="list")
+def list_names() -> None:
+    """List the names that a command line can contain.
+
+    These are the names of notebooks, suites, scenarios, attention functions, patterns and presets.
+    """
+    for title, lines in _names().items():
+        width = max(map(len, lines))
+        echo(title, *(f"  {name:{width}}  {text}".rstrip() for name, text in lines.items()), "")
+
+
+def _names() -> dict[str, dict[str, str]]:
+    """Return the names of each list, as title → name → description."""
+    from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
+    from nanolib.run.jobs import SCENARIOS, params_files
+
+    suites = params_files()
+    scenarios = suites.pop(SCENARIOS, {})
+    return {
+        "Notebooks (nano run NOTEBOOK)": {
+            name: "".join(cells_of(name)[0]["source"]).splitlines()[0].lstrip("# ")
+            for files in suites.values()
+            for name in files
+        },
+        "Suites (nano run SUITE)": {suite: ", ".join(files) for suite, files in suites.items()},
+        "Scenarios (nano run SCENARIO)": {
+            name: file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            for name, file in scenarios.items()
+        },
+        "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
+        "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
+        "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
+    }
+
+
+def _sizes(preset: str) -> str:
+    from nanolib.config import NanoConfig
+
+    config = NanoConfig.from_preset(preset)
+    return f"{config.parameter_count / 1e6:,.0f}M parameters, context {config.context_length:,}"
+
+
+@command(
+    "nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --dtype bfloat16",
+    "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
+)
+@click.argument("model")
+@click.option(
+    "--memory", required=True, metavar="SIZE", help="Memory per rank, such as 80GiB or 24GB."
+)
+@option("--seq-len", 1024, "Sequence length, in tokens.", "N")
+@option("--batch-size", 1, "Batch size, in sequences.", "N")
+@option("--dtype", None, "Dtype of weights and activations. Default: that of MODEL, or float32.")
+@option(
+    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with a dtype."
+)
+@option("--kv-dtype", None, "Dtype of the cache. Default: same as --dtype.")
+@option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
+@pairs_option
+@file_option("json", "Write the plan as JSON.")
+def plan(
+    model: str, memory: str, pairs: dict[str, str], json_file: Path | None, **rest: Any
+) -> None:
+    """Check whether a model fits in memory, and show what uses the memory.
+
+    MODEL is a preset, hf:LlamaForCausalLM, a Hugging Face config.json, or package.module:build.
+
+    The peaks are exact for live tensors. The process and its allocator need more memory. Mixed
+    precision computes in bfloat16, and keeps weights and optimizer states in float32. Exit code 1
+    reports that the model does not fit for any use.
+    """
+    from nanolib.experiments.model import planning
+    from nanolib.params import read_value
+
+    found = planning.plan(
+        model,
+        memory,
+        options={name: read_value(name, value) for name, value in pairs.items()},
+        **rest,
+    )
+    if json_file:
+        json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
+    echo(*str(found).split("\n"))
+    sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)
 
 
 @command(
@@ -34,8 +146,8 @@ from nanolib.paths import database_path, output_folder
     cls=NotebookCommand,
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
-@click.option("--quick", is_flag=True, help="Run the quick suite.")
-@click.option("--full", is_flag=True, help="Run the full suite.")
+@click.option("--quick", "suite", flag_value="quick", help="Run the quick suite.")
+@click.option("--full", "suite", flag_value="full", help="Run the full suite.")
 @pairs_option
 @click.option("--label", default="", help="Name of these runs in the database. Default: none.")
 @click.option(
@@ -60,8 +172,7 @@ from nanolib.paths import database_path, output_folder
 @output_option
 def run(
     targets: tuple[str, ...],
-    quick: bool,
-    full: bool,
+    suite: str | None,
     pairs: dict[str, str],
     label: str,
     resume: bool,
@@ -74,13 +185,10 @@ def run(
     By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
     scenarios. If you name a notebook, --help shows its parameters too.
     """
-    from nanolib.experiments import ALL
-    from nanolib.run.jobs import plan
+    from nanolib.run.jobs import plan as plan_jobs
 
-    if label and "label" in pairs:
-        raise BadInput("label: --label and -p label are both set; set one of them")
-    suites = [name for name, chosen in (("quick", quick), ("full", full)) if chosen]
-    jobs = plan(ALL, (*suites, *targets), pairs, {"label": label, "resume": resume})
+    targets = (suite, *targets) if suite else targets
+    jobs = plan_jobs(ALL, targets, pairs, {"label": label, "resume": resume})
     if dry_run:
         _show_plan(jobs)
         return
@@ -102,8 +210,7 @@ def run(
     run_ids = [result.run_id for result in results if result.run_id]
     if run_ids:
         _show_failures(run_ids)
-    echo("", f"notebooks  {folder}", f"database   {database_path()}")
-    echo(f"logs       {shared.logs}")
+    echo("", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}")
     if run_ids and not no_report:
         echo(f"report     {write_report(run_ids, folder / 'report')}")
     statuses = {result.status for result in results}
@@ -114,9 +221,6 @@ def run(
 
 def _conclude(result: Any) -> list[str]:
     """Return the question of a finished notebook and its first conclusion as lines of text."""
-    from nanolib.experiments import sections
-    from nanolib.store import Store
-
     run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
         rows = store.measurements(run_ids, samples=True)
@@ -132,18 +236,16 @@ def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
     from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks_case import ceilings_of
-    from nanolib.store import Store
 
-    machine_id, exists = this_machine().machine_id, database_path().exists()
-    expected = []
-    with Store(create=False) if exists else nullcontext() as store:
-        ceilings = ceilings_of(store, machine_id) if store else {}
+    machine_id, path, expected = this_machine().machine_id, database_path(), []
+    with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.
+        ceilings = ceilings_of(store, machine_id)
         for job in jobs:
             cases = job.cases()
             if not cases:
                 echo("", f"{job.name}: no cases (reads stored results)")
                 continue
-            expected.append(store and expected_s(job.params, cases, store, machine_id))
+            expected.append(expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             echo_table(dry_run_table(cases, ceilings))
     if known := [interval for interval in expected if interval]:
@@ -163,7 +265,6 @@ def _duration(seconds: Any) -> str:
 
 def _show_failures(run_ids: list[str]) -> None:
     from nanolib.report.overview import failures
-    from nanolib.store import Store
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ _WORST_FIRST = (
     NEW,
     Kind.EQUIVALENT,
 )
+CASE_KEY = ["machine_id", "experiment", "case_id"]  # Columns that identify a case.
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Line:
         case: Readable name of the case.
         metric: Metric and scope, or empty if the finding is about the whole case.
         finding: One of `Kind`, or `changed`, `missing`, `failed` or `new`.
-        base: Estimate of the base, in the unit of the metric.
-        current: Estimate of the current run, in the unit of the metric. If there is a verdict,
-            `current / base` is the ratio of the verdict.
+        base: Estimate of the base, in the unit of the metric, or None without an estimate on both
+            sides.
+        current: Estimate of the current run, in the unit of the metric, or None as for `base`. If
+            there is a verdict, `current / base` is the ratio of the verdict.
         verdict: Result of the statistical comparison of a timing, or None without such a
             comparison.
         message: Reason for the finding, or details about the finding.
@@ -65,18 +67,9 @@ class Line:
         if self.verdict is not None:
             low, estimate, high = (f"{end - 1:+.1%}" for end in self.verdict.interval)
             return f"{estimate} [{low} … {high}]"
-        if not self.base or self.current is None:
+        if not self.base:
             return "—"
         return f"{self.current / self.base - 1:+.2%}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON types."""
-        found = vars(self) | {"finding": str(self.finding)}
-        if verdict := found.pop("verdict"):
-            low, ratio, high = verdict.interval
-            found |= {"ratio": ratio, "low": low, "high": high, "p": verdict.p}
-            found["minimum_detectable_effect"] = verdict.minimum_detectable_effect
-        return found
 
     def to_row(self) -> dict[str, str]:
         """Return the finding as a row of readable text, column → text."""
@@ -116,7 +109,7 @@ class Comparison:
     def counts(self) -> dict[str, int]:
         """Number of lines with each finding."""
         found = [line.finding for line in self.lines]
-        return {str(name): found.count(name) for name in _WORST_FIRST if name in found}
+        return {name: found.count(name) for name in _WORST_FIRST if name in found}
 
     @property
     def regressed(self) -> bool:
@@ -126,12 +119,12 @@ class Comparison:
     @property
     def compared(self) -> bool:
         """Whether at least one metric has a value on both sides."""
-        return any(line.verdict or None not in (line.base, line.current) for line in self.lines)
+        return any(line.base is not None for line in self.lines)
 
     @property
     def lost(self) -> bool:
         """Whether an experiment or case of the base is missing or failed."""
-        return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)
+        return bool(self.missing or {MISSING, FAILED} & self.counts.keys())
 
     def table(self, everything: bool = True) -> pd.DataFrame:
         """Return a row of text per finding.
@@ -144,9 +137,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
-        lines = [line.to_dict() for line in self.lines]
         found = {"regressed": self.regressed, "compared": self.compared, "counts": self.counts}
-        return vars(self) | found | {"lines": lines}
+        return asdict(self) | found
 
 
 def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -162,9 +154,9 @@ def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
 def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
     """Describe packages and settings that differ, `python` first, such as `torch 2.12.0 → 2.13.0`.
 
-    The version of an absent package is `none`.
+    The version of an absent package is `none`. The hash of nanolib's source files does not count.
     """
-    names = sorted({**a, **b}, key=lambda name: (name != "python", name))
+    names = sorted({*a, *b} - {"sources"}, key=lambda name: (name != "python", name))
     return [
         f"{name} {a.get(name, 'none')} → {b.get(name, 'none')}"
         for name in names
@@ -227,9 +219,8 @@ def case_names(
 
 def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
     """Return the machine ID, experiment, case ID and factors of each case of some rows."""
-    key = ["machine_id", "experiment", "case_id"]
-    cases = rows.drop_duplicates(key)
-    return cases[[*key, "factors"]].itertuples(index=False, name=None)
+    cases = rows.drop_duplicates(CASE_KEY)
+    return cases[[*CASE_KEY, "factors"]].itertuples(index=False, name=None)
 
 
 def share_words(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,20 +1,25 @@
-"""Follow each case over the runs of a machine, and find the revisions that changed a metric."""
+"""Follow each case over the runs of a machine: level changes, and the spread between runs."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from nanolib.compare.findings import Comparison, case_names, cases_in, with_unit
-from nanolib.compare.runs import compare_rows
-from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
+from nanolib.compare.findings import CASE_KEY, case_names, cases_in, with_unit
 from nanolib.measurement import METRICS, Direction
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level
-from nanolib.stats.compare import MARGIN
-from nanolib.store import Store
+from nanolib.stats.compare import MARGIN, Spread
 
+LEAST_RUNS = 3  # With fewer runs of the same code, the spread is unknown.
+RECENT_RUNS = 60  # Largest number of runs per experiment and machine in charts and spreads.
+KEY = [*CASE_KEY, "scope", "method"]  # Columns that identify a timing.
 _POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high"]
+
+Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ class History:
     changes: tuple[Change, ...] = ()
 
     @property
+    def age(self) -> float:
+        """Number of runs since the latest change, or infinity if the metric did not change."""
+        return len(self.points) - self.changes[-1].at if self.changes else math.inf
+
+    @property
     def command(self) -> str:
         """Command to compare the commits before and after the latest change, or an empty text."""
         if not self.changes or self.metric != "latency":
@@ -72,20 +82,15 @@ class History:
         return f"nano ab {a} {b} {self.experiment}"
 
 
-def histories(
-    store: Store, metric: str = "latency", machine_ids: Iterable[str] = (), last: int | None = None
-) -> list[History]:
+def histories(figures: pd.DataFrame, metric: str = "latency") -> list[History]:
     """Return a history for each case that at least two runs on one machine measured.
 
     The history with the latest change comes first, and histories without a change come last.
 
     Args:
-        store: Store with the runs.
+        figures: Values of the metric, from `Store.figures`.
         metric: Key of `METRICS`.
-        machine_ids: IDs of the machines.
-        last: Number of newest runs to use per experiment and machine, or None for all runs.
     """
-    figures = store.figures(metric, machine_ids, last)
     figures = figures[figures["estimate"] > 0]  # Only values above 0 have ratios.
     names, result = case_names(cases_in(figures)), []
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(KEY, sort=False):
@@ -94,12 +99,7 @@ def histories(
             points = group[_POINTS].reset_index(drop=True)
             steps = find_steps(points, metric)
             result.append(History(experiment, case, metric, scope, points, steps))
-    return sorted(result, key=_age)
-
-
-def _age(history: History) -> tuple[bool, int]:
-    last = history.changes[-1].at if history.changes else 0
-    return not history.changes, len(history.points) - last
+    return sorted(result, key=lambda history: history.age)
 
 
 def find_steps(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
@@ -112,52 +112,6 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
         is_worse = is_worse or direction is Direction.EQUAL
         found.append(Change(at, ratio, is_worse, revisions[at - 1], revisions[at]))
     return tuple(found)
-
-
-def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Map the ID of each run that began on a busy machine to lines about the interference."""
-    runs = store.runs_of(run_ids)
-    found = zip(runs["run_id"], runs["interference"], strict=True)
-    return {run_id: lines for run_id, lines in found if lines}
-
-
-def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
-    """Compare the newest runs with earlier runs, and return the histories on the same machines.
-
-    Args:
-        store: Store with the runs.
-        runs: Runs to report, the oldest first.
-
-    Returns:
-        Comparison of the newest run of each experiment, suite and machine with the previous run,
-        and the history of each latency. The comparison is None if there is no earlier run.
-    """
-    newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
-    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)
-    return since_before(store, list(newest["run_id"])), found
-
-
-def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
-    """Compare runs with earlier runs of the same experiment, suite and machine.
-
-    The comparison has the cases that both have.
-
-    Args:
-        store: Store with the runs.
-        run_ids: IDs of the newer runs.
-
-    Returns:
-        The comparison, or None if there is no earlier run.
-    """
-    before = store.runs_before(run_ids)
-    if not before:
-        return None
-    sides = [store.measurements(ids, samples=True) for ids in (before, run_ids)]
-    case = ["machine_id", "experiment", "case_id"]
-    common = sides[0][case].merge(sides[1][case]).drop_duplicates()
-    base, current = (rows.merge(common) for rows in sides)
-    known = repeats([store.figures("latency", sorted(set(current["machine_id"])), RECENT_RUNS)])
-    return compare_rows(base, current, noise=noise_of(store, [*before, *run_ids]), repeats=known)
 
 
 def table(found: Sequence[History]) -> pd.DataFrame:
@@ -178,3 +132,42 @@ def table(found: Sequence[History]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFrame]:
+    """Group the runs of committed revisions by timing.
+
+    Args:
+        figures: A table from `Store.figures` per database. A run in several tables counts once.
+    """
+    rows = pd.concat(list(figures)).drop_duplicates(["run_id", *KEY])
+    committed = (rows["git_revision"] != "") & ~rows["git_revision"].str.endswith("+")
+    return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(KEY)))
+
+
+def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None:
+    """Return the spread of a timing between runs of the same code, pooled over all versions.
+
+    The runs of a version have one revision and one fingerprint. The fingerprint covers the
+    parameters, the packages, the settings of the environment, and the user's own functions.
+
+    Args:
+        of: Runs of each timing, from `repeats`.
+        timing: Row of the timing to judge. The spread excludes the run of this row, because that
+            run may be slow.
+
+    Returns:
+        The spread, or None if no version has three other runs.
+    """
+    runs = of.get(tuple(timing[name] for name in KEY))
+    if runs is None:
+        return None
+    others = runs[runs["run_id"] != timing["run_id"]]
+    version = [others["git_revision"], others["fingerprint"]]
+    versions = np.log(others["estimate"]).groupby(version).agg(["size", "var"])
+    enough = versions[versions["size"] >= LEAST_RUNS]
+    if enough.empty:
+        return None
+    freedom = enough["size"] - 1
+    variance = (enough["var"] * freedom).sum() / freedom.sum()
+    return Spread(math.sqrt(variance), int(freedom.sum()))

@@ -7,14 +7,15 @@ metric as `changed`. A comparison of two machines never fails a gate.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nanolib.compare.findings import (
+    CASE_KEY,
     CHANGED,
     FAILED,
     MISSING,
@@ -25,7 +26,7 @@ from nanolib.compare.findings import (
     cases_in,
     worst_first,
 )
-from nanolib.compare.spread import UNKNOWN, Repeats, spread_between_runs
+from nanolib.compare.history import KEY, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
@@ -42,26 +43,19 @@ _RULES |= dict.fromkeys(
     (None, Kind.SUSPECT, Kind.SUSPECT, "the intervals do not overlap; repeat both runs to confirm"),
 )
 BUSY = "the machine was busy; measure again or use nano ab"
+UNKNOWN = "the spread between runs is unknown; use nano ab to decide"
 
 Row = Mapping[str, Any]
 Figures = dict[tuple[str, str, str], Row]  # The keys are metric, scope and method.
-
-
-@dataclass
-class _Case:
-    ending: Row | None = None
-    figures: Figures = field(default_factory=dict)
-
-    @property
-    def is_ok(self) -> bool:
-        return self.ending is not None and self.ending["status"] == Status.OK
+_ENDING = "case_duration", "", ""  # Key of the row with the status of the case.
+_OK = {"status": Status.OK}  # Ending of a case without such a row.
 
 
 def compare_rows(
     base: pd.DataFrame,
     current: pd.DataFrame,
     threshold: float = THRESHOLD,
-    noise: Mapping[str, Sequence[str]] | None = None,
+    runs: Iterable[pd.DataFrame] = (),
     repeats: Repeats | None = None,
 ) -> Comparison:
     """Compare the measurements of two sets of runs, for each experiment that both sets have.
@@ -72,18 +66,21 @@ def compare_rows(
         base: Measurements of the base, from `Store.measurements(samples=True)`.
         current: Current measurements, from `Store.measurements(samples=True)`.
         threshold: Smallest change that counts, as a share.
-        noise: Maps the ID of a run to its interference, from `noise_of`. Timings of a run with
-            interference are `suspect` at most.
-        repeats: Earlier runs of each timing, from `spread.repeats`. A timing with an unknown spread
-            is `suspect` at most.
+        runs: Tables of the runs, from `Store.runs_of`. Timings of a run that began on a busy
+            machine are `suspect` at most.
+        repeats: Earlier runs of each timing, from `history.repeats`. A timing with an unknown
+            spread is `suspect` at most.
 
     Returns:
         The comparison. If the sets have machines in common, it has the cases of these machines.
     """
-    noise, repeats = noise or {}, repeats or {}
+    noise = {}
+    for table in runs:
+        noise |= table.set_index("run_id")["interference"].to_dict()
     notes = [
         f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}"
         for run_id, found in noise.items()
+        if found
     ]
     of_base, of_current = (set(rows["machine_id"]) for rows in (base, current))
     machines = of_base & of_current
@@ -102,59 +99,57 @@ def compare_rows(
     lines = []
     for key in dict.fromkeys((*then, *now)):
         if key[:2] in in_base & in_current:
-            found = list(_case_lines(then.get(key), now.get(key), threshold))
-            if key in then and key in now:
-                for pair in _pairs(then[key].figures, now[key].figures, ["latency"]):
-                    found.append(
-                        _timing_line(*pair, threshold, noise, repeats if machines else None)
-                    )
-            lines += [replace(line, case=names[key]) for line in found]
+            found = _case_lines(then.get(key), now.get(key), threshold)
+            pairs = _pairs(then.get(key, {}), now.get(key, {}), ["latency"])
+            timed = (_timing_line(*pair, threshold, noise, repeats or {}) for pair in pairs)
+            lines += [
+                replace(line, experiment=key[1], case=names[key]) for line in (*found, *timed)
+            ]
     missing = sorted({experiment for _, experiment in only["base"]})
     lines = worst_first(_adjusted(lines))
     return Comparison(lines, bool(machines), threshold, notes, missing=missing)
 
 
-def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], _Case]:
+def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], Figures]:
     """Return the newest run of each case by machine, experiment and case ID.
 
     The newest run counts even if the run failed. nanolib excludes times that are only modelled.
     """
-    key = ["machine_id", "experiment", "case_id"]
-    newest = rows.groupby(key)["run_id"].transform("last")
-    cases: dict[tuple[str, str, str], _Case] = defaultdict(_Case)
+    newest = rows.groupby(CASE_KEY)["run_id"].transform("last")
+    cases: dict[tuple[str, str, str], Figures] = defaultdict(dict)
     for row in rows[rows["run_id"] == newest].to_dict("records"):
-        case = cases[tuple(row[name] for name in key)]
-        is_modelled_time = row["metric"] == "latency" and row["provenance"] == Provenance.MODELLED
-        if row["metric"] == "case_duration":
-            case.ending = row
+        case, metric = cases[tuple(row[name] for name in CASE_KEY)], row["metric"]
+        is_modelled_time = metric == "latency" and row["provenance"] == Provenance.MODELLED
+        if metric == "case_duration":
+            case[_ENDING] = row
         elif not (is_modelled_time or math.isnan(row["estimate"])):
-            case.figures[row["metric"], row["scope"], row["method"]] = row
+            case[metric, row["scope"], row["method"]] = row
     return cases
 
 
-def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
+def _case_lines(then: Figures | None, now: Figures | None, threshold: float) -> Iterator[Line]:
     """Yield the findings about a case, without its name and the comparison of its timings."""
-    if then is None or now is None:
-        one, finding, message = then or now, MISSING, "not in current"
-        if then is None:
-            finding, message = NEW, "not in base"
-        if one.ending is not None:
-            yield _case_line(one.ending, finding, message)
+    if then is None:
+        yield _case_line(NEW, "not in base")
         return
-    if now.ending is not None and not now.is_ok:
-        why = now.ending["message"] or "the process ended during the case"
-        message = f"{now.ending['status']}: {why}"
-        if then.is_ok:
-            yield _case_line(now.ending, FAILED, message)
-        elif now.ending["status"] != Status.UNSUPPORTED:
-            yield _case_line(now.ending, Kind.INCONCLUSIVE, f"{message}; not measured in base")
-    elif then.ending is not None and not then.is_ok:
-        yield _case_line(now.ending or then.ending, NEW, "not measured in base")
-    yield from figure_lines(then.figures, now.figures, threshold)
+    if now is None:
+        yield _case_line(MISSING, "not in current")
+        return
+    was_ok, ending = then.get(_ENDING, _OK)["status"] == Status.OK, now.get(_ENDING, _OK)
+    if ending["status"] != Status.OK:
+        why = ending["message"] or "the process ended during the case"
+        message = f"{ending['status']}: {why}"
+        if was_ok:
+            yield _case_line(FAILED, message)
+        elif ending["status"] != Status.UNSUPPORTED:
+            yield _case_line(Kind.INCONCLUSIVE, f"{message}; not measured in base")
+    elif not was_ok:
+        yield _case_line(NEW, "not measured in base")
+    yield from figure_lines(then, now, threshold)
 
 
-def _case_line(row: Row, finding: str, message: str) -> Line:
-    return Line(row["experiment"], "", "", finding, message=message)
+def _case_line(finding: str, message: str) -> Line:
+    return Line("", "", "", finding, message=message)
 
 
 def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
@@ -208,12 +203,12 @@ def _timing_line(
     now: Row,
     threshold: float,
     noise: Mapping[str, Sequence[str]],
-    repeats: Repeats | None,
+    repeats: Repeats,
 ) -> Line:
-    """Compare a latency by block medians. `repeats` is None if the machines differ."""
+    """Compare a latency by block medians. The machine ID is empty if the machines differ."""
     if then["run_id"] == now["run_id"]:
         return _line(then, now, Kind.EQUIVALENT, message="the same run")
-    spread = None if repeats is None else spread_between_runs(repeats, now)
+    spread = spread_between_runs(repeats, now)
     blocks = [block_medians(row) for row in (then, now)]
     try:
         if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
@@ -221,8 +216,8 @@ def _timing_line(
         verdict = compare(*blocks, threshold=threshold, spread=spread)
     except (TooFewSamples, BadInput) as error:
         return _line(then, now, Kind.INCONCLUSIVE, message=str(error))
-    message = "" if spread is not None or repeats is None else UNKNOWN
-    if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
+    message = UNKNOWN if spread is None and now["machine_id"] else ""
+    if any(noise.get(row["run_id"]) or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
     # The verdict compares geometric means. The current time follows from the ratio of the verdict.
@@ -243,3 +238,36 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
         if reason and verdict.kind is Kind.SUSPECT:
             message += f"; {reason}"
         yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
+
+
+_TIMES = ["estimate", "low", "high", "predicted", "samples"]
+
+
+def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Scale each latency of the base to another machine, by the peak rates of both machines.
+
+    The scaling factor is the ratio of the predicted times of a case. A prediction is the time of
+    the case at the measured peak rates of its run.
+
+    Args:
+        base: Measurements of the base, with their samples.
+        current: Measurements of the other machine, with their samples.
+
+    Returns:
+        The base with scaled latencies, and the number of latencies that were excluded because they
+        have no prediction.
+    """
+    _, *key = KEY  # The machines differ, so the key excludes their IDs.
+    timed = current[current["metric"] == "latency"]
+    predicted = timed.set_index(key)["predicted"].to_dict()
+    rows, unknown = [], 0
+    for row in base.to_dict("records"):
+        timing = tuple(row[name] for name in key)
+        if row["metric"] == "latency" and timing in predicted:
+            ratio = predicted[timing] / (row["predicted"] or np.nan)
+            if not ratio > 0:
+                unknown += 1
+                continue
+            row |= {name: row[name] * ratio for name in _TIMES}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=base.columns), unknown

@@ -123,7 +123,7 @@ def _attention_support(kind: str, device: str) -> str:
 
 
 def _ceilings(params: Params) -> dict[str, str]:
-    run = sweep.measure(sys.modules[__name__], params, progress=False)
+    run = sweep.measure(sys.modules[__name__], params)
     rows = run.measurements()
     run.finish()
     found = {}

@@ -139,7 +139,7 @@ class Explore:
         self._stop.set()
 
     def _measure(self, params: shared.Params) -> None:
-        how = {"progress": False, "stop": self._stop, "on_progress": self._progress}
+        how = {"stop": self._stop, "on_progress": self._progress}
         try:
             with Store(self._path) as store:
                 run = sweep.measure(self._experiment, params, store=store, **how)

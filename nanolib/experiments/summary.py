@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from nanolib.compare.history import what_changed
 from nanolib.measurement import MOST_LABEL
 from nanolib.params import StrictModel
 from nanolib.report import regressions
@@ -66,7 +65,7 @@ def changes(params: Params) -> regressions.Part:
     """Compare the selected runs with earlier runs, and find changes over the recent runs."""
     with Store() as store:
         runs = store.runs_of(select_runs(store, params.runs))
-        return regressions.changes(*what_changed(store, runs))
+        return regressions.changes(store, runs)
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:

@@ -1,6 +1,7 @@
 """Show tables and findings in a notebook as HTML, and in a terminal as plain text."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from html import escape
 
@@ -8,7 +9,7 @@ import anywidget
 import pandas as pd
 import traitlets
 
-from nanolib.report.finding import Finding, grouped
+from nanolib.report.finding import Finding
 from nanolib.report.section import MOST_CHARTS, Section
 from nanolib.report.theme import is_empty
 
@@ -88,12 +89,15 @@ class Lines:
         self.findings = list(findings)
 
     def _repr_html_(self) -> str:
-        parts = []
-        for heading, findings in grouped(self.findings):
-            items = "".join(f"<li>{_finding_html(finding)}</li>" for finding in findings)
-            parts += [f"<p><small>{escape(heading)}</small></p>"] if heading else []
-            parts.append(f"<ul>{items}</ul>")
-        return "".join(parts)
+        items: dict[str, str] = defaultdict(str)
+        for finding in self.findings:
+            answer = finding.text.rstrip(".")
+            rest = finding.sentence.removeprefix(answer)
+            items[finding.about] += f"<li><b>{escape(answer)}</b>{escape(rest)}</li>"
+        return "".join(
+            (f"<p><small>{escape(heading)}</small></p>" if heading else "") + f"<ul>{lines}</ul>"
+            for heading, lines in items.items()
+        )
 
     def __repr__(self) -> str:
         return "\n".join(f"• {finding}" for finding in self.findings)
@@ -133,16 +137,10 @@ def show(section: Section, rows: pd.DataFrame) -> None:
     """
     from IPython.display import Markdown, display
 
-    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)))
-    charts = [draw(rows) for draw in section.charts.values()][:MOST_CHARTS]
-    display(*(chart for chart in charts if not is_empty(chart)))
+    charts = (draw(rows) for draw in [*section.charts.values()][:MOST_CHARTS])
+    drawn = (chart for chart in charts if not is_empty(chart))
+    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)), *drawn)
     display(Tables(section, rows))
-
-
-def _finding_html(finding: Finding) -> str:
-    answer = finding.text.rstrip(".")
-    rest = finding.sentence.removeprefix(answer)
-    return f"<b>{escape(answer)}</b>{escape(rest)}"
 
 
 class CommandLine(anywidget.AnyWidget):

@@ -1,14 +1,13 @@
 """Define findings. A finding has a conclusion, evidence with intervals, and a next step."""
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
-OVERLAP = "(the intervals overlap)"
 _MOST_ESTIMATES = 4
 # Readers skip longer lists of findings, and the tables show all other results.
 MOST_FINDINGS = 5
@@ -117,9 +116,7 @@ class Finding:
         """The text, the evidence and the next step, without the heading."""
         text = f"{self.text}: {self.evidence}" if self.evidence else self.text
         parts = (text, self.next_step and f"Next: {self.next_step}")
-        return " ".join(
-            part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
-        )
+        return " ".join(f"{part.rstrip('.')}." for part in parts if part)
 
     def __str__(self) -> str:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence
@@ -132,17 +129,9 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
         what: Names of the compared cases, as in a sentence.
         evidence: Numbers of these cases.
     """
-    return f"No clear difference between {what}", f"{evidence} {OVERLAP}"
+    return f"No clear difference between {what}", f"{evidence} (the intervals overlap)"
 
 
 def comparing(first: Estimate, *others: Estimate) -> Pairs:
     """Compare an estimate with each of the others, and return the estimates and their order."""
     return tuple((first, first.compare_to(other), other) for other in others)
-
-
-def grouped(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """Group findings by heading. The headings keep the order in which they first occur."""
-    groups = {}
-    for finding in findings:
-        groups.setdefault(finding.about, []).append(finding)
-    return list(groups.items())

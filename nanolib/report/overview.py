@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.compare.findings import case_names, cases_in
-from nanolib.measurement import FLAG_TEXT
+from nanolib.compare.findings import CASE_KEY, case_names, cases_in
+from nanolib.measurement import FLAG_TEXT, METRICS
 from nanolib.numbers import format_number
 from nanolib.report.finding import Finding
 
@@ -68,10 +68,8 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return the rows of one experiment, without the factor columns that have no value."""
-    chosen = rows[rows["experiment"] == experiment]
-    used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
-    return chosen.loc[:, used]
+    """Return the rows of one experiment."""
+    return rows[rows["experiment"] == experiment]
 
 
 def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
@@ -124,15 +122,12 @@ def run_facts(runs: pd.DataFrame) -> pd.DataFrame:
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
-    bad = _failed(rows)
+    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
     names = case_names(cases_in(bad))
-    keys = zip(bad["machine_id"], bad["experiment"], bad["case_id"], strict=True)
-    case = pd.Series([names[key] for key in keys], index=bad.index, dtype=str)
-    return bad.assign(case=case)[["experiment", "case", "status", "message"]]
-
-
-def _failed(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
+    keys = bad[CASE_KEY].itertuples(index=False, name=None)
+    return bad.assign(case=[names[key] for key in keys])[
+        ["experiment", "case", "status", "message"]
+    ]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
@@ -154,7 +149,7 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
         otherwise: Reason to return if no case failed, or empty for a general reason.
     """
     rows = of_experiment(rows, experiment)
-    failed = _failed(rows)
+    failed = failures(rows)
     if len(failed):
         first = failed.iloc[0]
         return f"{first['status']}: {first['message']}" if first["message"] else first["status"]
@@ -177,7 +172,7 @@ def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Find
     return [Finding(text, why_empty(rows, experiment))]
 
 
-_PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
+_PEAKS = ("ceiling_flops", "ceiling_bytes")
 
 
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
@@ -208,10 +203,10 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             **machine["dtypes"],
         }
         own = rows[rows["machine_id"] == machine["machine_id"]]
-        for metric, unit in _PEAKS.items():
+        for metric in _PEAKS:
             # Rows are in order of time, so the newest peak rate replaces older peak rates.
             for row in pick(own, metric).to_dict("records"):
                 value = format_number(row["estimate"], row["low"], row["high"])
-                line[f"{row['scope']} ({unit})"] = value
+                line[f"{row['scope']} ({METRICS[metric].unit})"] = value
         lines.append(line)
     return pd.DataFrame(lines).astype(object).fillna("—")

@@ -10,19 +10,19 @@ import jinja2
 import pandas as pd
 from altair.utils import schemapi
 
-from nanolib.compare.history import what_changed
 from nanolib.paths import make_folder
 from nanolib.report import overview, renderer
 from nanolib.report.display import Lines, Table
-from nanolib.report.export import csv_text, json_text, markdown_table, markdown_text
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
 from nanolib.report.section import MOST_CHARTS, Part, Section
+from nanolib.report.tables import csv_text, markdown_table, markdown_text
 from nanolib.report.theme import variables, with_variables
 from nanolib.store import Store
+from nanolib.store.export import json_text
 from nanolib.store.query import SHOWN_CASES
 
-_PAGE = Path(__file__).parent / "page_files"
+_PAGE = Path(__file__).with_name("page.html.jinja")
 
 
 def build(
@@ -83,7 +83,7 @@ def _parts(
         own = runs[runs["experiment"] == section.experiment]
         for at, machine in enumerate(own["machine_id"][::-1].unique()):
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
-    yield changes(*what_changed(store, runs))
+    yield changes(store, runs)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
     flags, failed = overview.flag_lines(rows), overview.failures(rows)
     tables = {"What failed": (failed, failed)}
@@ -165,15 +165,13 @@ def _web_page(
         runs: Runs of the measurements.
         hardware: Table of the machines.
     """
-    template, style, script = (
-        (_PAGE / name).read_text(encoding="utf-8")
-        for name in ("page.html.jinja", "style.css", "script.js")
-    )
     shown = {part.name: [*part.charts][:MOST_CHARTS] for part in parts}
-    drawn = [name for names in shown.values() for name in names if "usermeta" not in specs[name]]
+    names = (name for names in shown.values() for name in names)
+    drawn = {name: specs[name] for name in names if "usermeta" not in specs[name]}
     machines = hardware.reindex(columns=["Machine", "CPU", "GPU"]).itertuples(index=False)
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
-    data = json.dumps({name: specs[name] for name in drawn}, separators=(",", ":"))
+    data = json.dumps(drawn, separators=(",", ":"))
+    template = _PAGE.read_text(encoding="utf-8")
     page = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined)
     return page.render(
         parts=parts,
@@ -187,9 +185,8 @@ def _web_page(
         lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,
-        libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
+        libraries=renderer.javascript().replace("</script", "<\\/script"),
         # Browsers act on `</script` and `<!--` even inside a string of a script.
         data=with_variables(data).replace("<", "\\u003c"),
-        style=variables() + style,
-        script=script,
+        colors=variables(),
     )

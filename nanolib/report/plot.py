@@ -9,7 +9,7 @@ sure: Whether the value is measured and settled. If not, the mark is hollow.
 hue: Name of a color in `theme.COLOURS`.
 part: Name of the part of a bar.
 panel: Name of the panel that shows the mark.
-text: Label at the right end of the series.
+text: Label at the right end of the series. Without this column, the label of a line is its series.
 note: Last line of the tooltip.
 """
 
@@ -23,8 +23,16 @@ import pandas as pd
 
 from nanolib.measurement import printable
 from nanolib.numbers import format_number
-from nanolib.report.axis import Axis, domain_of
-from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
+from nanolib.report.theme import (
+    COLOURS,
+    HUES,
+    Axis,
+    Drawing,
+    domain_of,
+    empty_chart,
+    hues,
+    themed,
+)
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
 _WIDTH = 680  # Width of a chart, in pixels. The panels of a line chart share this width.
@@ -42,7 +50,7 @@ _Encoding = dict[str, Any]
 
 
 def plot(
-    data: pd.DataFrame | None,
+    data: pd.DataFrame,
     title: str,
     kind: str = "line",
     *,
@@ -51,6 +59,7 @@ def plot(
     xunit: str = "",
     log: str = "",
     ref: float | None = None,
+    ref_label: str = "",
     band: tuple[float, float] | None = None,
     fmt: str = ",.3~r",
     empty: str = "nothing was measured",
@@ -68,24 +77,26 @@ def plot(
         xunit: Title of the horizontal axis of a line chart.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
+        ref_label: Label of the reference line on the value axis, which needs a tick at `ref`.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         empty: Reason to show if there is no data.
     """
-    if data is None or data.empty:
+    if data.empty:
         return empty_chart(title, empty)
     lines = [printable(line) for line in subtitle if line]
     if kind == "line" and data["x"].nunique() == 1:
         at = float(data["x"].iloc[0])
         lines = [line.replace("Dashed", "Tick") for line in lines]
-        lines += [f"{xunit}: {format_number(at)}."] if xunit else []
+        lines.append(f"{xunit}: {format_number(at)}.")
         data = data.assign(x=data["y"]).drop(columns="y")
         kind, log = "rows", "x" if "y" in log else ""
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
     colors = data["series"].map(hues(data["series"]))
-    defaults = {"sure": True, "text": "", "note": "", "panel": "", "hue": colors}
+    defaults = {"sure": True, "note": "", "panel": "", "hue": colors}
+    defaults["text"] = data["series"] if is_line else ""
     data = pd.DataFrame(defaults | dict(data.items()))
     for name in _TEXTS.intersection(data):
         data[name] = data[name].map(lambda text: printable(str(text)), na_action="ignore")
@@ -100,7 +111,8 @@ def plot(
         return empty_chart(title, "no value can be drawn on this axis")
     if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
         data["low"] = data["low"].fillna(domain[0]).where(data["high"].notna())
-    axis = Axis(unit, value, is_log, domain, fmt)
+    at_ref = f"datum.value == {ref} ? '{ref_label} ' + datum.label : datum.label"
+    axis = Axis(unit, value, is_log, domain, fmt, at_ref if ref_label else alt.Undefined)
     panels = data["panel"].unique()
     if len(panels) == 1:
         title = ": ".join(filter(None, (title, *panels)))
@@ -146,8 +158,8 @@ def _draw_guides(axis: Axis, ref: float | None, band: tuple[float, float] | None
 def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
     """Return the lines of the tooltip for the columns that have a value."""
     fields = {name: (name, "") for name in ("series", "panel", "part")}
-    fields["x"] = xunit or "x", ",.7~g"  # A sequence length may have seven digits.
-    titles = {axis.channel: axis.title or "value", "low": "from", "high": "to", "pred": "predicted"}
+    fields["x"] = xunit, ",.7~g"  # A sequence length may have seven digits.
+    titles = {axis.channel: axis.title, "low": "from", "high": "to", "pred": "predicted"}
     fields |= {name: (title, ",.4~g") for name, title in titles.items()}
     fields["note"] = "note", ""
     return [
@@ -162,7 +174,7 @@ def _draw_marks(base: _Encoding, data: pd.DataFrame, axis: Axis, xunit: str = ""
     layers = []
     if "low" in data:
         along = base | axis.encode("low", "high") | {"color": _COLOR}
-        layers.append(_layer("rule", along, strokeWidth=1.8, clip=True))
+        layers.append(_layer("rule", along, strokeWidth=1.8))
     look = {
         "fill": alt.condition("datum.sure", _COLOR, alt.value(COLOURS["paper"])),
         "stroke": _COLOR,
@@ -176,7 +188,7 @@ def _draw_marks(base: _Encoding, data: pd.DataFrame, axis: Axis, xunit: str = ""
 def _draw_lines(
     data: pd.DataFrame, axis: Axis, xunit: str, log: bool
 ) -> tuple[pd.DataFrame, _Layers]:
-    places = sorted(float(x) for x in data["x"].unique())
+    places = sorted({*data["x"].astype(float)})
     ends = [places[0], places[-1]]
     ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
     x = alt.X(
@@ -185,23 +197,19 @@ def _draw_lines(
         scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
         axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
     )
-    label = data["text"].where(data["text"] != "", data["series"]).astype(str)
-    data = data.assign(label=label)
-    data["end"] = _label_heights(data[label.str.strip() != ""], axis)
+    data = data.assign(end=_label_heights(data[data["text"].str.strip() != ""], axis))
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = {"x": x}
     lines = base | {"color": _COLOR, "detail": apart}
     looks = {"pred": {"strokeDash": [3, 3], "strokeWidth": 1.4}, "y": {"strokeWidth": 2}}
     layers = [
-        _layer("line", lines | axis.encode(name), clip=True, **look)
+        _layer("line", lines | axis.encode(name), **look)
         for name, look in looks.items()
         if name in data
     ]
     layers += _draw_marks(base, data, axis, xunit)
-    # The gray of the fifth and all further series is too pale for text.
-    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
-    along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
+    along = base | axis.encode("end") | {"text": alt.Text("text:N"), "color": _COLOR}
     names = _layer("text", along, align="left", dx=9).transform_filter("isValid(datum.end)")
     # The report page can hide sequence lengths, so the browser finds the last point of a series.
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])

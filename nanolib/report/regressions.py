@@ -1,16 +1,19 @@
 """Report changes between runs, and over all runs of each case."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 
-from nanolib.compare.findings import NEW, Comparison, share_words
-from nanolib.compare.history import History
-from nanolib.report.finding import Estimate, Finding, comparing
+from nanolib.compare.findings import CASE_KEY, NEW, Comparison, share_words
+from nanolib.compare.history import RECENT_RUNS, History, histories, repeats
+from nanolib.compare.runs import compare_rows
+from nanolib.report.finding import Finding
 from nanolib.report.plot import plot
 from nanolib.report.section import Part
-from nanolib.report.tables import ONE
 from nanolib.report.theme import Drawing
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, Kind
+from nanolib.store import Store
 
 _HUES = {
     Kind.REGRESSED: "c2",
@@ -23,24 +26,47 @@ _MOST_NAMED = 5  # Largest number of changes in a verdict.
 _QUIET = (Kind.INCONCLUSIVE, Kind.EQUIVALENT, NEW)  # nanolib only counts these findings.
 
 
-def changes(since: Comparison | None, found: list[History]) -> Part:
-    """Return the part of the report about changes.
+def changes(store: Store, runs: pd.DataFrame) -> Part:
+    """Return the part of the report about changes of timings on the machines of some runs.
+
+    The newest run of each experiment, suite and machine is compared with the run before.
 
     Args:
-        since: Comparison of the newest runs with earlier runs, or None if there is no earlier run.
-        found: Histories of all timings, from `histories`.
+        store: Store with the runs.
+        runs: Runs to report, the oldest first.
     """
-    title, verdict = "What changed?", history_verdict(found)
-    if since is None:
-        return Part("changes", title, verdict)
-    table = since.table(everything=False)
-    return Part(
-        "changes",
-        title,
-        [*verdict, *comparison_verdict(since)],
-        {"since_the_run_before": comparison_chart(since)},
-        {"All but equivalent cases": (table, table)},
-    )
+    newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
+    figures = store.figures("latency", runs["machine_id"].unique(), RECENT_RUNS)
+    verdict, charts, tables = history_verdict(histories(figures)), {}, {}
+    if since := since_before(store, newest["run_id"], figures):
+        verdict += comparison_verdict(since)
+        charts = {"since_the_run_before": comparison_chart(since)}
+        table = since.table(everything=False)
+        tables = {"All but equivalent cases": (table, table)}
+    return Part("changes", "What changed?", verdict, charts, tables)
+
+
+def since_before(store: Store, run_ids: Sequence[str], figures: pd.DataFrame) -> Comparison | None:
+    """Compare runs with earlier runs of the same experiment, suite and machine.
+
+    The comparison has the cases that both have.
+
+    Args:
+        store: Store with the runs.
+        run_ids: IDs of the newer runs.
+        figures: Recent latencies on the machines of the runs, from `Store.figures`.
+
+    Returns:
+        The comparison, or None if there is no earlier run.
+    """
+    before = store.runs_before(run_ids)
+    if not before:
+        return None
+    base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
+    common = base[CASE_KEY].merge(current[CASE_KEY]).drop_duplicates()
+    runs = [store.runs_of([*before, *run_ids])]
+    sides = (rows.merge(common) for rows in (base, current))
+    return compare_rows(*sides, runs=runs, repeats=repeats([figures]))
 
 
 def comparison_verdict(found: Comparison) -> list[Finding]:
@@ -48,12 +74,8 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
     counts = ", ".join(f"{count} {finding}" for finding, count in found.counts.items())
     findings = [Finding("The newest runs were compared with earlier runs", counts)]
     for line in [one for one in found.lines if one.finding not in _QUIET][:_MOST_NAMED]:
-        evidence, compared = line.message, ()
-        if line.verdict:
-            evidence = ", ".join(filter(None, [line.change, line.message]))
-            compared = comparing(Estimate(*line.verdict.interval, name=line.name), ONE)
-        text = f"{str(line.finding).capitalize()}: {line.name}"
-        findings.append(Finding(text, evidence, compared=compared))
+        evidence = ", ".join(filter(None, [line.change.strip("—"), line.message]))
+        findings.append(Finding(f"{line.finding.capitalize()}: {line.name}", evidence))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
     drift = "The runs were measured at different times, so machine drift is not controlled"
     next_step = "run nano ab REV_A REV_B to measure the two revisions in turns"
@@ -74,7 +96,7 @@ def comparison_chart(found: Comparison) -> Drawing:
         panel=[line.experiment for line in drawn],
         # All timings are latencies, so their names do not need the metric.
         series=[f"{line.case} {line.metric.removeprefix('latency')}".strip() for line in drawn],
-        text=[str(line.finding) for line in drawn],
+        text=[line.finding for line in drawn],
         hue=[_HUES.get(line.finding, "rest") for line in drawn],
     )
     for experiment, names in data.groupby("panel")["series"]:
@@ -103,10 +125,12 @@ def comparison_chart(found: Comparison) -> Drawing:
 def history_verdict(found: list[History]) -> list[Finding]:
     """Return findings about the latest changes, with the revisions before and after."""
     if not found:
-        return [Finding("No case was run twice on one machine, so there is no history yet")]
+        why = "no value above 0 was measured in two runs of one machine"
+        return [Finding("There is no history yet", why)]
     changed = [one for one in found if one.changes]
     runs = max(len(history.points) for history in found)
-    level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
+    what = "timings" if found[0].metric == "latency" else "series"
+    level = f"{len(changed)} of {len(found)} {what} changed their level over up to {runs} runs"
     findings = [Finding(level)]
     if runs < LEAST_HISTORY:
         few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"

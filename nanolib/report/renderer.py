@@ -6,7 +6,6 @@ therefore compiles charts to Vega 5, and adds a PNG for viewers that do not draw
 
 import base64
 import contextlib
-import functools
 import io
 import os
 from pathlib import Path
@@ -25,7 +24,6 @@ _SCALE = 2  # Pixels per point of a picture in a report.
 _NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because git stores the notebooks.
 
 
-@functools.cache
 def javascript() -> str:
     """Return Vega's JavaScript for the report page, and store a copy in the user's cache folder."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"

@@ -1,12 +1,17 @@
-"""Build tables with a line per case and a column per metric, and format them for people."""
+"""Build tables with a line per case and a column per metric, and format them for people.
 
+Tables become text with few digits, CSV or Markdown.
+"""
+
+import html
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import OVER, Flag
+from nanolib.measurement import OVER, Flag, printable
 from nanolib.numbers import format_with_interval
 from nanolib.report.finding import Estimate, Pairs, comparing
 from nanolib.report.overview import drop_missing, pick
@@ -51,6 +56,7 @@ class Column:
 
 # Tables for people show the values of these columns with spaces instead of underscores.
 _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
+_WORDS = {"forward_backward": "forward + backward", "_": " "}
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -72,8 +78,7 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
             continue
         values = table[column]
         if column in _IN_WORDS:
-            values = values.replace("forward_backward", "forward + backward")
-            values = values.replace("_", " ", regex=True)
+            values = values.replace(_WORDS, regex=True)
         ends = (table.get(f"{column}_{end}", unknown) for end in ("low", "high"))
         result[title] = [_cell(*cell) for cell in zip(values, *ends, strict=True)]
     return result
@@ -89,7 +94,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # Columns that identify a case.
+CASE = ["run_id", "case_id"]  # Columns that identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
@@ -98,12 +103,10 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.D
     The status of a case without a stored `case_duration` is `ok`.
     """
     rows = drop_missing(rows, f"factor.{required}")
-    if rows.empty:
-        return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
     columns = [*CASE, *(f"factor.{name}" for name in factors)]
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
-    ends = rows[rows["metric"] == "case_duration"].drop_duplicates(CASE, keep="last")
-    table = table.merge(ends[[*CASE, "status", "message"]], on=list(CASE), how="left")
+    ends = rows.loc[rows["metric"] == "case_duration", [*CASE, "status", "message"]]
+    table = table.merge(ends, on=CASE, how="left")
     table = table.fillna({"status": "ok", "message": ""})
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
@@ -119,7 +122,6 @@ def add_metric_columns(
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.
     """
-    key = list(key)
     table = table.reset_index(drop=True)
     factors = [name for name in rows if name.startswith("factor.") and name not in key]
     # A merge is slow, so a single merge finds the line of each row for all columns.
@@ -131,8 +133,8 @@ def add_metric_columns(
             numbers = rows.assign(estimate=0.0) if column.detail else rows
             found = pick(numbers, column.metric, column.scope, column.method)
             found = found.drop_duplicates("line").set_index("line")
-            added.append(pd.DataFrame(column.of(found), found.index).reindex(table.index))
-    return pd.concat([table, *added], axis=1)
+            added.append(pd.DataFrame(column.of(found), found.index))
+    return table.join(added)
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
@@ -143,7 +145,6 @@ def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) 
         rows: Measurements that have the columns `key`.
         key: Names of the columns that identify a line.
     """
-    key = list(key)
     flags = rows.groupby(key, sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
     return table.merge(flags.reset_index(), on=key, how="left")
 
@@ -201,9 +202,11 @@ def gains(
         name: Name of the column with the speed-up.
         among: Names of the baselines to compare with, or None for all baselines.
     """
-    chosen = (figure for figure in line[f"{name}_over"] if among is None or figure.name in among)
-    named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in chosen)
-    return tuple(pair for figure in named for pair in comparing(figure, ONE))
+    pairs: Pairs = ()
+    for figure in line[f"{name}_over"]:
+        if among is None or figure.name in among:
+            pairs += comparing(replace(figure, name=f"{what}{OVER}{figure.name}"), ONE)
+    return pairs
 
 
 _STATES = {
@@ -220,9 +223,8 @@ _STATES = {
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `state` with the failure of a case and the flags of its numbers, or `ok`."""
     flags = table.get("flags", [()] * len(table))
-    messages = table["message"].fillna("")
     states = []
-    for status, message, own in zip(table["status"], messages, flags, strict=True):
+    for status, message, own in zip(table["status"], table["message"], flags, strict=True):
         words = [words for flag, words in _STATES.items() if flag in own]
         if status != "ok":
             words.insert(0, f"{status}: {message}" if message else status)
@@ -248,3 +250,34 @@ def in_ms(row: Mapping[str, Any], column: str) -> str:
 def times(row: Mapping[str, Any], column: str) -> str:
     """Format a ratio of a line with its interval."""
     return Estimate.of(row, column).text("×")
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV. Spreadsheets run none of the cells as a formula."""
+    return table.map(_safe_cell).rename(columns=_safe_cell).to_csv(index=False)
+
+
+def _safe_cell(value: Any) -> Any:
+    """Return a cell with a quote before text that a spreadsheet would run as a formula."""
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    acts = value[:1] in list("=+-@\t\r")
+    return ("'" if acts else "") + printable(value)
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """Return a table in GitHub's Markdown, with escaped cells."""
+    if table.empty:
+        return "The table is empty."
+    lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    return "\n".join(
+        "| " + " | ".join(markdown_text(str(cell)) for cell in line) + " |" for line in lines
+    )
+
+
+def markdown_text(text: str) -> str:
+    """Return the text on one line, escaped so that GitHub shows it unchanged."""
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
+    return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)

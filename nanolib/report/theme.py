@@ -1,10 +1,12 @@
-"""Set the colors, fonts and grid of all charts, in notebooks, reports and pictures."""
+"""Set the colors, fonts, grid and axes of all charts, in notebooks, reports and pictures."""
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from nanolib.measurement import printable
@@ -24,23 +26,12 @@ COLOURS = {
     "c3": "#00785A",
     "c4": "#A4437F",
     "base": "#3B434D",  # Color of the baseline of a comparison.
-    "rest": "#89929C",  # Color of the fifth series and of all further series.
-}
-DARK = {
-    "paper": "#15181C",
-    "wash": "#1D2126",
-    "line": "#333A42",
-    "ink": "#EDF0F3",
-    "muted": "#A9B2BC",
-    "c1": "#62B2F5",
-    "c2": "#FF9A5C",
-    "c3": "#45CFA4",
-    "c4": "#F0A6CF",
-    "base": "#D5DAE0",
-    "rest": "#7C8692",
+    "rest": "#666F79",  # Color of the fifth series and of all further series.
 }
 HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
 _TEXT = 12  # Font size of labels, in pixels.
+# A logarithmic axis has ticks without labels, which need no grid line.
+_LABELED = alt.condition("datum.label", alt.value(1), alt.value(0))
 
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
@@ -100,8 +91,12 @@ def themed(chart: Drawing) -> Drawing:
 
 def variables() -> str:
     """Return the colors as CSS variables that follow the light or dark mode of the system."""
-    colors = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
-    return f":root {{ color-scheme: light dark; {colors}}}\n"
+    # In dark mode, a color keeps its hue. Its lightness `l` is mirrored, from 0.2 for the paper.
+    dark = "oklch(from {0} calc(1.2 - l) c h)"
+    colors = (
+        f"--{name}: light-dark({color}, {dark.format(color)}); " for name, color in COLOURS.items()
+    )
+    return f":root {{ color-scheme: light dark; {''.join(colors)}}}\n"
 
 
 def with_variables(text: str) -> str:
@@ -109,3 +104,67 @@ def with_variables(text: str) -> str:
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')
     return text
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Value axis that all layers of a chart share.
+
+    Attributes:
+        title: Title of the axis.
+        channel: Direction of the axis, `x` or `y`.
+        log: Whether the axis is logarithmic.
+        domain: Lowest and highest value on the axis.
+        fmt: Number format of the axis labels, in the syntax of d3.
+        labels: Expression of Vega for the axis labels, to replace their text.
+    """
+
+    title: str
+    channel: str
+    log: bool
+    domain: list[float]
+    fmt: str
+    labels: Any = alt.Undefined
+
+    def encode(self, column: str, end: str = "") -> dict[str, Any]:
+        """Return the encoding of the column `column`, or of ranges that end at the column `end`."""
+        channel = alt.Y if self.channel == "y" else alt.X
+        along = channel(
+            f"{column}:Q",
+            title=self.title,
+            scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
+            axis=alt.Axis(
+                format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
+            ),
+        )
+        ends = {f"{self.channel}2": {"field": end}} if end else {}
+        return {self.channel: along} | ends
+
+
+def domain_of(
+    data: pd.DataFrame, value: str, log: bool, more: Sequence[float]
+) -> list[float] | None:
+    """Return the lowest and highest drawn number with a margin, or None if there is no number.
+
+    A linear axis includes zero.
+
+    Args:
+        data: Data of a chart, with the columns that `plot` describes.
+        value: Name of the column with the values.
+        log: Whether the axis is logarithmic.
+        more: Further numbers that the axis includes.
+    """
+    numbers = [name for name in (value, "low", "high", "pred") if name in data]
+    values = np.append(data[numbers].astype(float), more)
+    if "part" in data:  # A bar is as long as the sum of its parts.
+        values = np.append(values, data.groupby(["panel", "series"])[value].sum())
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    if log:
+        margin = max((high / low) ** 0.08, 1.1)
+        return [low / margin, high * margin]
+    low, high = min(low, 0.0), max(high, 0.0)
+    margin = 0.06 * (high - low) or 1.0
+    return [low - margin if low else 0.0, high + margin]

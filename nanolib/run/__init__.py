@@ -4,7 +4,7 @@
   the results of the cases.
 - `sweep` locks the devices and skips the finished cases. For each other case, `sweep` stores a
   `started` row, measures the case, and stores its rows.
-- `process` starts processes, and ends them with all of their children.
+- `process` starts processes, ends them with all of their children, and locks devices.
 - `provenance` records the code, the machine, and the interference of other processes.
 - `group` measures the cases of a group in turns, in this process or in a fresh one. `timeout`
   limits the time of each case.

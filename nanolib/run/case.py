@@ -8,8 +8,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.trace import Trace
 from nanolib.numbers import MIB
-from nanolib.run.ranks import lacking, run_ranks
+from nanolib.run.ranks import run_ranks
 from nanolib.stats.intervals import Interval, mean_interval
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
@@ -53,6 +53,8 @@ class Plan:
 @dataclass(frozen=True)
 class Case:
     """One combination of factors. Each field is a factor with a value of a JSON type.
+
+    Each class gives its cases a short text for progress bars and tables.
 
     Attributes:
         supports_ab: Whether `nano ab` can time the case in turns in two versions of the code.
@@ -118,7 +120,7 @@ class Case:
     @property
     def title(self) -> str:
         """The name of this case as the baseline in speed-up rows of other cases."""
-        return str(getattr(self, self.VARIES[0])) if self.VARIES else str(self)
+        return str(getattr(self, self.VARIES[0]))
 
     @property
     def is_baseline(self) -> bool:
@@ -146,21 +148,14 @@ class Case:
         text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def __str__(self) -> str:
-        """Return the values of the factors, for a progress bar."""
-        shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
-        return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, dict):
-        return ",".join(f"{name}={item}" for name, item in value.items())
-    return str(value)
-
 
 @dataclass(frozen=True)
 class RanksCase(Case):
-    """A case that runs on one or more ranks.
+    """A case that runs on one or more ranks, and has fields `world_size` and `threads`.
+
+    If the case has a group, nanolib calls `launch(cases, params)` instead of `measure`. The method
+    measures `cases`, the cases of the group that can run, in one launch of the ranks. The method
+    yields pairs of a case and its row.
 
     Attributes:
         nodes: Number of machines. The factors omit `nodes` on a single machine.
@@ -177,10 +172,6 @@ class RanksCase(Case):
         if self.nodes == 1:
             del factors["nodes"]
         return factors
-
-    def unsupported(self) -> str:
-        """Return why the ranks cannot run, or an empty string."""
-        return lacking(self.device, self.world_size)
 
     @property
     def ranks_here(self) -> int:
@@ -199,28 +190,17 @@ class RanksCase(Case):
         """The number of ranks that share one memory. On a GPU, each rank has its own memory."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
-    def launch(
-        self, cases: Sequence["RanksCase"], params: Any
-    ) -> Iterator[tuple["RanksCase", Measurement]]:
-        """Measure the cases of a group in one launch of the ranks, and yield each case's rows.
-
-        Args:
-            cases: Cases of the group that can run, including this case.
-            params: Parameters of the notebook.
-        """
-        raise NotImplementedError
-
     @property
     def ranks(self) -> str:
         """The number of ranks and machines, as text."""
         return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
-
-def oversubscribed(device: str, ranks: int, threads: int) -> bool:
-    """Return whether the ranks need more cores or GPUs than this machine has."""
-    if torch.device(device).type == "cuda":
-        return ranks > torch.cuda.device_count()
-    return ranks * threads > usable_cores()
+    @property
+    def is_oversubscribed(self) -> bool:
+        """Whether the ranks need more cores or GPUs than this machine has."""
+        if self.device.startswith("cuda"):
+            return self.ranks_here > torch.cuda.device_count()
+        return self.ranks_here * self.threads > usable_cores()
 
 
 def measure_on_ranks(
@@ -229,8 +209,8 @@ def measure_on_ranks(
     """Run cases on the same ranks, and return each rank's result and the flags of all rows.
 
     Args:
-        body: Function that each rank calls, as for `run_ranks`. The function must read the request
-        with `asked_cases`.
+        body: Function that each rank calls, as for `run_ranks`. Its request has the factors of the
+            `cases`, the `seed`, and the time budget `budget_s`, s.
         cases: Cases to measure, with the same number of ranks and threads.
         params: Parameters of the distributed notebook.
     """
@@ -246,17 +226,7 @@ def measure_on_ranks(
         rank_timeout_s=params.rank_timeout_s,
         private_network=params.private_network,
     )
-    crowded = oversubscribed(case.device, case.ranks_here, case.threads)
-    return answers, (Flag.OVERSUBSCRIBED,) if crowded else ()
-
-
-def asked_cases(
-    kind: Callable[..., RanksCase], asked: dict[str, Any]
-) -> tuple[list[Any], int, float, torch.device]:
-    """Read a request on a rank: the cases, the seed, the time budget in s, and the device."""
-    cases = [kind(**factors) for factors in asked["cases"]]
-    device = torch.device(cases[0].device.split(":")[0])
-    return cases, asked["seed"], asked["budget_s"], device
+    return answers, (Flag.OVERSUBSCRIBED,) if case.is_oversubscribed else ()
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:

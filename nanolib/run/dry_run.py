@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from nanolib.measurement import Unsupported
 from nanolib.numbers import MIB, format_number
-from nanolib.run.case import Case, Ceilings
-from nanolib.run.memory_plan import shortage
+from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.run.memory_plan import check_case
 from nanolib.run.params import Params
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
@@ -70,16 +71,15 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
         ms, mib, here = "—", "—", "known after a run, because the model is your own code"
         if not case.runs_code:
             ms = _predictions(case, ceilings).get("latency (ms)", ms)
-            if reason := case.unsupported():
-                here = f"unsupported: {reason}"
-            else:
-                plan = case.plan()
-                lacking = shortage(plan, case.device)
-                here = f"oom_predicted: {lacking}" if lacking else "runs"
-                if plan.most is not None:
-                    mib = format_number(plan.most / MIB)
-                elif plan.reason:
-                    here = f"runs ({plan.reason})"
+            plan, here = Plan() if case.unsupported() else case.plan(), "runs"
+            if plan.most is not None:
+                mib = format_number(plan.most / MIB)
+            elif plan.reason:
+                here = f"runs ({plan.reason})"
+            try:
+                check_case(case)
+            except Unsupported as error:
+                here = f"{error.status}: {error}"
         own_line = type(case).__name__ if mib == "—" else str(case)
         lines.setdefault((own_line, ms, mib, here), []).append(str(case))
     return pd.DataFrame(

@@ -65,7 +65,7 @@ def measure_group(
     cases: Sequence[Case],
     params: Params,
     ceilings: Ceilings,
-    report: Callable[..., object] = lambda *_: None,
+    report: Callable[..., object] = lambda case_id, *rows: None,
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group in turns.
 
@@ -199,14 +199,14 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     Returns:
         Case id → outcome of the case, with its speed-ups.
     """
-    outcomes, times, paces = {}, {}, _pace_ms(cases[0].device)
+    outcomes, times, paces = {}, defaultdict(dict), _pace_ms(cases[0].device)
     for case in cases:
         outcome = outcomes[case.case_id] = measure(case)
         for at, row in enumerate(outcome.rows):
             if row.metric == "latency":
-                outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
-        timed = (row for row in outcome.rows if row.metric == "latency" and row.low)
-        times[case.case_id] = {row.scope: row for row in timed}
+                row = outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
+                if row.low:
+                    times[case.case_id][row.scope] = row
         paces += _pace_ms(case.device)
     drift = max(paces, default=1.0) / min(paces, default=1.0)
     for case in cases:
@@ -262,39 +262,27 @@ def run_in_process(
     Raises:
         Canceled: `stop` was set.
     """
-    began, at, outcomes, partial = time.perf_counter(), cases[0].case_id, {}, defaultdict(Outcome)
+    began, at, outcomes = time.perf_counter(), cases[0].case_id, defaultdict(Outcome)
     how = {"limit_s": params.case_timeout_s + _GRACE_S, "stopped": stop.is_set}
     try:
-        for at, sent in call_in_process(_serve, list(cases), params, ceilings, **how):
-            if isinstance(sent, Outcome):
-                outcomes[at] = sent
-            elif sent is not None:
-                partial[at].rows.append(sent)
+        for sent in call_in_process(_serve, list(cases), params, ceilings, **how):
+            if isinstance(sent, dict):
+                return sent
+            at, *rows = sent
+            outcomes[at].rows += rows
     except Late:
-        partial[at].mark_timed_out(params.case_timeout_s)
+        outcomes[at].mark_timed_out(params.case_timeout_s)
     except Died as error:
-        partial[at].status, partial[at].message = Status.ERROR, str(error)
+        outcomes[at].status, outcomes[at].message = Status.ERROR, str(error)
     if stop.is_set():
         raise Canceled
-    if partial[at].message:
-        partial[at].seconds = time.perf_counter() - began
-        outcomes[at] = partial[at]
-    return outcomes
+    outcomes[at].seconds = time.perf_counter() - began
+    return {at: outcomes[at]}
 
 
 def _serve(
     send: Callable[[Any], None], cases: Sequence[Case], params: Params, ceilings: Ceilings
 ) -> None:
-    """Measure cases in a new process, and send pairs of a case ID and a value.
-
-    The value is None before the code of a case runs. Later values are new rows. The last value is
-    the outcome of the case.
-    """
-
-    def report(case_id: str, what: Any = None) -> None:
-        send((case_id, what))
-
+    """Measure cases in a new process. Send what `measure_group` reports, and then all outcomes."""
     with limit_threads():
-        outcomes = measure_group(cases, params, ceilings, report)
-    for case_id, outcome in outcomes.items():
-        report(case_id, outcome)
+        send(measure_group(cases, params, ceilings, lambda *reported: send(reported)))

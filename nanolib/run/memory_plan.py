@@ -264,8 +264,6 @@ def trace(work: Workload, case: Case, params: Params) -> None:
     """Write a Chrome trace of one call into the folder `traces` if `params.trace` is set."""
     if not params.trace:
         return
-    parts = (f"{params.NAME} {case}", work.scope)
-    name, scope = (re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in parts)
-    folder = make_folder(output_folder() / "traces")
-    file = f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}.json"
-    write_trace(work.call, folder / file, case.device)
+    text = f"{params.NAME} {str(case)[:90]} {work.scope} {case.case_id[:6]}"
+    file = re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) + ".json"
+    write_trace(work.call, make_folder(output_folder() / "traces") / file, case.device)

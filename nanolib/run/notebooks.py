@@ -31,11 +31,9 @@ from nanolib.paths import (
     make_folder,
 )
 from nanolib.run.jobs import Job, execute
-from nanolib.run.lock import device_lock
-from nanolib.run.process import Died, call_in_process
+from nanolib.run.process import Died, call_in_process, device_lock
 from nanolib.store import Store
 
-_RESUME = "--resume continues after the last finished case"
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 
 
@@ -174,7 +172,9 @@ def run_job(
             _judge(result, _run_papermill(job, command, watch), store)
         except KeyboardInterrupt:
             result.status = RunStatus.INTERRUPTED
-            result.message = f"stopped by Ctrl-C or SIGTERM; {_RESUME}"
+            result.message = (
+                "stopped by Ctrl-C or SIGTERM; --resume continues after the last finished case"
+            )
             store.forget_started(result.run_id)
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:

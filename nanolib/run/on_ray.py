@@ -36,7 +36,7 @@ def run_on_ray(
         log: Function that prints a line on the terminal.
 
     Returns:
-        The result of each job. Jobs without cases are last, and have no result after Ctrl-C.
+        The result of each job. Jobs without cases are last.
 
     Raises:
         BadInput: Ray is not installed or cannot be reached, no node has the devices of a job, or a
@@ -56,17 +56,11 @@ def run_on_ray(
     for job, result, need in zip(measuring, results, needs, strict=True):
         options = task.options(name=job.title, max_retries=RETRIES, **need)
         pending[options.remote(job, command.token)] = result
-    try:
-        while pending:
-            (ready,), _ = ray.wait(list(pending), num_returns=1)
-            result = pending.pop(ready)
-            _bring_back(ray, ready, result, command)
-            log(str(result))
-    except KeyboardInterrupt:
-        for result in pending.values():  # Ray ends these tasks together with this process.
-            result.status = RunStatus.INTERRUPTED
-            result.message = "stopped by Ctrl-C before the results arrived"
-        return results
+    while pending:
+        (ready,), _ = ray.wait(list(pending), num_returns=1)
+        result = pending.pop(ready)
+        _bring_back(ray, ready, result, command)
+        log(str(result))
     return [*results, *run_jobs([job for job in jobs if not job.cases()], command, log)]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import MOST_LABEL, BadInput
+from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.sampler import Collect, Timing
 from nanolib.models import attention, text
@@ -16,9 +16,7 @@ from nanolib.params import StrictModel
 # the values of these parameters differ.
 SCHEDULING = {"suite", "label", "resume", "trace"}
 
-MAX_SEQ_LEN = 2**24
-
-Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
+Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 # The number of heads, layers or threads, or the dimension of a head.
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
@@ -74,6 +72,15 @@ class Params(StrictModel):
         resolve_device(value)
         return value
 
+    @pydantic.field_validator("label")
+    @classmethod
+    def _label_is_a_name(cls, value: str) -> str:
+        is_taken = value in ("all", "latest", "newest") or value.startswith("latest~")
+        if is_taken or not value.isprintable():
+            others = "use other printable text than all, newest, latest or latest~1"
+            raise ValueError(f"{shown(value)} cannot name a run; {others}")
+        return value
+
     def look(self, cases: Sequence[Any]) -> None:
         """Run the user's code once for all cases, on tensors without data.
 
@@ -117,6 +124,16 @@ def known_corpus(value: str) -> str:
     """Return `value` if it names a text that can be read."""
     text.load(value, max_bytes=2)
     return value
+
+
+def check_heads(params: Any) -> Any:
+    """Return `params` if `num_kv_heads` divides `num_heads`. 0 means `num_heads`."""
+    heads, kv_heads = params.num_heads, params.num_kv_heads
+    if kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
+        )
+    return params
 
 
 def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:

@@ -96,16 +96,14 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
         One row. The list is empty if no other run has measured the rate, or if the case does not
         measure a peak rate.
     """
-    if not isinstance(case, CeilingCase):
-        return []
-    (run,) = store.runs_of([run_id]).itertuples()
-    command = run.launch.partition("/")[0]
-    if not command:
-        return []
-    others = store.runs("launch LIKE ? AND machine_id = ?", (f"{command}/%", run.machine_id))
-    rows = store.measurements(others.run_id, samples=True)
-    is_rate = rows["metric"].str.startswith("ceiling") & (rows["estimate"] > 0)
-    for row in rows[is_rate & (rows["case_id"] == case.case_id)].to_dict("records")[:1]:
+    query = (
+        "SELECT results.* FROM runs own, runs other JOIN results ON results.run_id = other.run_id"
+        " WHERE own.run_id = ? AND case_id = ? AND metric LIKE 'ceiling%' AND estimate > 0"
+        " AND own.machine_id = other.machine_id AND instr(own.launch, '/')"
+        " AND other.launch LIKE substr(own.launch, 1, instr(own.launch, '/')) || '%'"
+        " ORDER BY id LIMIT 1"
+    )
+    for row in store.read(query, (run_id, case.case_id)).to_dict("records"):
         row["message"] += f"; measured by run {row['run_id'][:8]} of the same command"
         return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
     return []

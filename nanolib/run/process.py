@@ -1,4 +1,4 @@
-"""Call functions in processes that end when this process ends, and kill processes with their children.
+"""Start processes that end with this process, kill processes, and lock devices for one process.
 
 This file imports only the standard library at its top, because `nano ab` also loads this file in
 interpreters without other packages.
@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
@@ -24,12 +26,12 @@ _START_S = 60.0  # Longest time to import torch on a busy machine, s.
 _GRACE_S = 5.0  # Longest wait for the end of a process that has closed its pipe, s.
 
 
-class Late(Exception):
-    """A process sent no value within the time limit."""
-
-
 class Died(Exception):
     """A process ended before its function returned, or the function raised an exception."""
+
+
+class Late(Died):
+    """A process sent no value within the time limit, and was killed."""
 
 
 def call_in_process(
@@ -168,3 +170,93 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def say(line: str) -> None:
+    """Print a line to standard error without a delay."""
+    from nanolib.measurement import printable
+
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def lock_path(device: str) -> Path:
+    """Return the path of a device's lock file. Runs with one temporary folder share this file.
+
+    Runs with different temporary folders, such as jobs with a `TMPDIR` of their own, do not wait
+    for each other.
+    """
+    name = device.replace(":", "-")
+    if device.startswith("cuda"):
+        from nanolib.meters.machine import gpu_uuid  # Only the lock of a GPU needs torch.
+
+        name = gpu_uuid(device)
+    return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
+
+
+@contextlib.contextmanager
+def device_lock(
+    device: str,
+    what: str,
+    log: Callable[[str], object] = say,
+    pause: Callable[[float], object] = time.sleep,
+) -> Iterator[None]:
+    """Lock a device within the context. First wait until no other process uses the device.
+
+    The end of a process frees its lock.
+
+    Args:
+        device: Device, such as `cpu` or `cuda:0`.
+        what: Name of this run, which other runs show while they wait.
+        log: Function that receives a line when a wait begins and a line when the wait ends.
+        pause: Function that waits for a time in s between two attempts to lock the device. An
+            exception in `pause` ends the wait.
+
+    Raises:
+        BadInput: This process cannot open the lock file.
+    """
+    from filelock import FileLock, Timeout
+
+    from nanolib.measurement import BadInput
+
+    path, waits = lock_path(device), False
+    lock, owner = FileLock(path, mode=0o666), path.with_suffix(".owner")
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if not waits:
+                log(f"waiting for {device}: in use by {_read(owner)}; this run starts afterwards")
+            waits = True
+            pause(_POLL_S)
+        except OSError as error:
+            raise BadInput(
+                f"lock: {path} is not nanolib's lock file ({error.strerror}); "
+                "move it away, or set TMPDIR"
+            ) from None
+    try:
+        if waits:
+            log(f"{device} is free; starting")
+        # If the owner file belongs to another user, this process cannot write its name there. Other
+        # runs then show "another process".
+        with contextlib.suppress(OSError), open(owner, "w", opener=_open_file) as file:
+            file.write(f"{os.getpid()} {what}")
+        yield
+    finally:
+        lock.release()
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file, but never follow a link or wait for a pipe that another user has left there."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+
+
+def _read(owner: Path) -> str:
+    """Return the process and the run that the owner file names."""
+    import psutil
+
+    with contextlib.suppress(OSError, ValueError):
+        with open(owner, errors="replace", opener=_open_file) as file:
+            pid, _, what = file.read().partition(" ")
+        if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
+            return f"process {int(pid)} ({what})"
+    return "another process"

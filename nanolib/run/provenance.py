@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,37 +12,25 @@ from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
 from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
 from nanolib.models.functions import code_digest
-from nanolib.paths import LAUNCH_VARIABLE, git_environment
-from nanolib.run.lock import say
+from nanolib.paths import LAUNCH_VARIABLE, revision_of
 from nanolib.run.params import Params
+from nanolib.run.process import say
 from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
-from nanolib.store.identity import alive, process_name
+from nanolib.store.connection import alive, process_name
 
 
-@functools.cache
+@functools.cache  # Later edits of the files do not change the code of this process.
 def source_digest() -> str:
     """Return a hash of nanolib's source files. Every edit of the code changes the hash."""
-    root = Path(nanolib.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()[:12]
+    return code_digest("nanolib:measure")
 
 
-@functools.cache
 def git_revision() -> str:
-    """Return the git revision of nanolib, with `+` if files have changed, or an empty string."""
+    """Return the git revision of nanolib's checkout, or an empty string without a checkout."""
     root = Path(nanolib.__file__).parent.parent
-    if not (root / ".git").exists():
-        return ""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        how = {"capture_output": True, "text": True, "check": True, "timeout": 10}
-        done = subprocess.run(command, **how, env=git_environment())
-    except (OSError, subprocess.SubprocessError):  # Git is missing, or there is no commit yet.
-        return ""
-    return done.stdout.strip()
+    # A wheel may be installed inside another repository, whose revision is not nanolib's.
+    return revision_of(root) if (root / ".git").exists() else ""
 
 
 def new_run(params: Params, device: str, cases: int) -> Run:

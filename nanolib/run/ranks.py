@@ -29,7 +29,7 @@ import torch.multiprocessing
 
 from nanolib.measurement import Unsupported, cause
 from nanolib.meters.links import enter_private_network
-from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
+from nanolib.run.process import Died, call_in_process, exit_with_parent, signal_name
 
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Longest wait for the end of a terminated rank, s.
@@ -135,7 +135,7 @@ def run_ranks(
         given = Path(folder), asked, timeout_s, private_network
         try:
             found = next(call_in_process(_launch, *given, limit_s=timeout_s + 60))
-        except (Died, Late) as error:
+        except Died as error:
             raise RankFailed(f"ranks: {error}") from None
     if isinstance(found, RankFailed):
         raise found

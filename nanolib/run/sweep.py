@@ -32,9 +32,9 @@ from nanolib.run.group import (
     measure_group,
     run_in_process,
 )
-from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of, measured_before
+from nanolib.run.process import device_lock, lock_path, say
 from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome
@@ -102,7 +102,6 @@ def measure(
     params: Params,
     *,
     store: Store | None = None,
-    progress: bool = True,
     stop: threading.Event | None = None,
     on_progress: Callable[[int, int, str], object] | None = None,
 ) -> SweepRun:
@@ -112,12 +111,11 @@ def measure(
         experiment: Module of `nanolib.experiments` with a function `cases`.
         params: Parameters of the experiment.
         store: Database of the rows, by default the database in the output folder.
-        progress: Whether to show a progress bar with the current case.
         stop: Event that ends the current case and interrupts the run. If the case runs in this
             process, nanolib cannot interrupt the case, so the run ends after the case.
-        on_progress: Function that receives, before each group of cases, the number of finished
-            cases, the number of all cases, and the name of the group's first case. While the run
-            waits, the name is a line about the wait.
+        on_progress: Function that replaces the progress bar. Before each group of cases, the
+            function receives the number of finished cases, the number of all cases, and the name of
+            the group's first case. While the run waits, the name is a line about the wait.
 
     Returns:
         The run. The status of the run is `running` until you call `finish`.
@@ -130,7 +128,7 @@ def measure(
         >>> from nanolib.experiments.warmup import cases as experiment
         >>> small = {"overrides": {"num_layers": 1}, "seq_len": 16, "curve_steps": 20}
         >>> params = experiment.Params(**small, budget_s=0.1)
-        >>> run = measure(experiment, params, store=Store("results.sqlite"), progress=False)
+        >>> run = measure(experiment, params, store=Store("results.sqlite"))
         >>> rows, run_id = run.measurements(), run.finish()
         >>> set(rows["status"])
         {'ok'}
@@ -160,7 +158,7 @@ def measure(
             say(f"resuming run {run_id[:8]}: {done} of {len(cases)} cases are done and skipped")
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
-            _Sweep(params, sweep_run, stop).measure(cases, progress, on_progress)
+            _Sweep(params, sweep_run, stop).measure(cases, on_progress)
         except (KeyboardInterrupt, Canceled):
             store.forget_started(sweep_run.run_id)
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
@@ -175,7 +173,7 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
     """Divide cases into their groups. The groups are in the order of their first cases."""
     groups = {}
     for case in cases:
-        groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
+        groups.setdefault(case.group or case.case_id, []).append(case)
     return list(groups.values())
 
 
@@ -192,16 +190,13 @@ class _Sweep:
         self._isolated = params.isolation == "process" or not is_main
 
     def measure(
-        self,
-        cases: Sequence[Case],
-        progress: bool,
-        on_progress: Callable[[int, int, str], object] | None,
+        self, cases: Sequence[Case], on_progress: Callable[[int, int, str], object] | None
     ) -> None:
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         done = len(cases) - sum(map(len, groups))
-        bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
+        bar = _progress_bar(bool(on_progress), total=len(cases), initial=done, unit="case")
         freezes = gc.get_freeze_count() < _MANY_OBJECTS
         with bar, contextlib.ExitStack() as heap:
             if freezes:
@@ -279,13 +274,13 @@ def is_interactive() -> bool:
     return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
 
 
-def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
+def _progress_bar(is_hidden: bool, **settings: Any) -> tqdm:
     """Create a progress bar in JupyterLab or a terminal, but not in a batch notebook."""
-    if wanted and is_interactive():
+    if is_interactive() and not is_hidden:
         from tqdm.auto import tqdm as widget_bar
 
         return widget_bar(**settings)
-    return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
+    return tqdm(**settings, disable=is_hidden or None, file=sys.stderr, dynamic_ncols=True)
 
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:

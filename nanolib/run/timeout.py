@@ -1,12 +1,9 @@
-"""Limit the time of a case, and turn each exception of the case into a status and a message.
-
-The module also limits the time of a user's own functions, in a fresh process.
-"""
+"""Limit the time of a case, and turn each exception of the case into a status and a message."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +11,6 @@ from typing import Any
 import torch
 
 from nanolib.measurement import Flag, Measurement, Status, Unsupported, cause, one_line
-from nanolib.run.process import Died, Late, call_in_process
 
 _PLAN_S = 60.0
 _LEAST_S = 0.001  # A timer of 0 s would never expire.
@@ -30,8 +26,10 @@ class CaseTimeout(BaseException):
     """The case has reached its time limit. `except Exception` does not catch `CaseTimeout`."""
 
 
-class PredictedOutOfMemory(Exception):
+class PredictedOutOfMemory(Unsupported):
     """The case was not started, because it needs more than the free memory."""
+
+    status = Status.OOM_PREDICTED
 
 
 class DeviceLost(BaseException):
@@ -100,10 +98,8 @@ class Outcome:
                 yield
         except CaseTimeout:
             self.mark_timed_out(timeout_s)
-        except PredictedOutOfMemory as error:
-            self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
-            self.status, self.message = Status.UNSUPPORTED, one_line(error)
+            self.status, self.message = error.status, one_line(error)
         except (Exception, SystemExit) as error:  # A user's code may call sys.exit.
             self.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
             self.message = cause(error)
@@ -158,38 +154,3 @@ def _time_limit(seconds: float) -> Iterator[None]:
         # ends before its handler does, because the default handler ends the process.
         signal.setitimer(signal.ITIMER_REAL, outer_s)
         signal.signal(signal.SIGALRM, before)
-
-
-def answers_of(
-    function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
-) -> tuple[list[Any], str]:
-    """Call a user's function in a fresh process.
-
-    The time limit also stops compiled code, because nanolib ends the process.
-
-    Args:
-        function: Generator function of a module, with picklable values.
-        arguments: Arguments of the function.
-        limit_s: Time limit of each value, s.
-
-    Returns:
-        All values, and the reason why the function ended early. The reason is empty if the function
-        returned.
-
-    Raises:
-        BadInput: The function raised `BadInput`.
-    """
-    answers = []
-    try:
-        for answer in call_in_process(_send_each, function, *arguments, limit_s=limit_s):
-            answers.append(answer)
-    except (Died, Late) as error:
-        return answers, str(error)
-    return answers, ""
-
-
-def _send_each(
-    send: Callable[[Any], None], function: Callable[..., Iterable[Any]], *arguments: Any
-) -> None:
-    for answer in function(*arguments):
-        send(answer)

@@ -3,11 +3,11 @@
 The modules of this package never import torch, models or meters.
 
 - `schema` defines the tables.
-- `connection` opens and merges database files.
+- `connection` opens and merges database files, and finds out whether the process of a run has
+  ended.
 - `store` writes and deletes runs.
 - `query` reads runs and measurements.
 - `export` writes files without private names.
-- `identity` finds out whether the process of a run has ended.
 """
 
 from nanolib.store.schema import Run

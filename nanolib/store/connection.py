@@ -1,11 +1,17 @@
-"""Create, open and merge database files, and write transactions."""
+"""Create, open and merge database files, write transactions, and name the process of a run."""
 
+import functools
+import hashlib
+import os
+import platform
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import psutil
 
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, make_folder
@@ -38,11 +44,11 @@ class Connection:
             self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
             if create:
                 make_tables(self.connection, "WAL")
-            version = value_of(self.connection.execute("PRAGMA user_version"))
+            (version,) = self.connection.execute("PRAGMA user_version").fetchone()
             self.connection.execute("PRAGMA foreign_keys = ON")
             # A network file system may have refused WAL. Any other journal mode needs full syncs to
             # survive a power failure.
-            if value_of(self.connection.execute("PRAGMA journal_mode")) == "wal":
+            if self.connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
                 self.connection.execute("PRAGMA synchronous = NORMAL")
         except sqlite3.DatabaseError as error:
             raise BadInput(unusable(self.path, error)) from None
@@ -123,7 +129,7 @@ class Connection:
 def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
     """Create the tables in a file without tables. Several processes may call this at once."""
     end = time.monotonic() + WAIT_S
-    while not _has_tables(db):
+    while not db.execute("SELECT 1 FROM sqlite_master").fetchone():
         # SQLite ignores this pragma after the first table.
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         try:
@@ -134,20 +140,7 @@ def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
                 raise
             time.sleep(_RETRY_S)
             continue
-        _add_tables(db)
-
-
-def _add_tables(db: sqlite3.Connection) -> None:
-    """Create the tables in one transaction, unless another process was first."""
-    db.execute("BEGIN IMMEDIATE")
-    if not _has_tables(db):
-        for statement in SCHEMA:
-            db.execute(statement)
-    db.execute("COMMIT")
-
-
-def _has_tables(db: sqlite3.Connection) -> bool:
-    return db.execute("SELECT 1 FROM sqlite_master").fetchone() is not None
+        db.executescript("; ".join(("BEGIN IMMEDIATE", *SCHEMA, "COMMIT")))
 
 
 def unusable(path: Path, error: Exception) -> str:
@@ -158,19 +151,13 @@ def unusable(path: Path, error: Exception) -> str:
     )
 
 
-def value_of(rows: sqlite3.Cursor) -> Any:
-    """Return the single value that a query has selected."""
-    ((value,),) = rows
-    return value
-
-
 def days_ago(db: sqlite3.Connection, days: float) -> str:
     """Return the time that was some days ago, in the format of the start of a run.
 
     The result is an empty string for a time before SQLite's calendar.
     """
     ago = ("%Y-%m-%dT%H:%M:%f", f"-{days} days")
-    return value_of(db.execute("SELECT strftime(?, 'now', ?)", ago)) or ""
+    return db.execute("SELECT strftime(?, 'now', ?)", ago).fetchone()[0] or ""
 
 
 def _merge_attached(db: sqlite3.Connection) -> int:
@@ -189,3 +176,42 @@ def _merge_attached(db: sqlite3.Connection) -> int:
             chosen = f"SELECT {columns} FROM other.{table} WHERE run_id = ? ORDER BY rowid"
             db.execute(f"INSERT INTO main.{table} ({columns}) {chosen}", run)
     return len(taken)
+
+
+def process_name(pid: int | None = None) -> str:
+    """Return the name `HOST:PID:BEGAN` of a process, by default of this process.
+
+    The name differs from that of a later process with the same process ID.
+    """
+    pid = pid or os.getpid()
+    return f"{host()}:{pid}:{_began(pid):.2f}"
+
+
+@functools.cache
+def host() -> str:
+    """Return a hash of this machine's name."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+
+
+def alive(process: str) -> bool | None:
+    """Return whether a process runs, from its name, or None for a process of another machine."""
+    place, _, started = process.partition(":")
+    if place != host():
+        return None
+    pid, began = started.split(":")
+    try:
+        ended = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+        # The system rounds the boot time to a second.
+        return not ended and abs(_began(int(pid)) - float(began)) < 1.5
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _began(pid: int) -> float:
+    """Return the time from the boot to the start of a process, in s.
+
+    A change of the system clock moves both times, so the difference stays the same.
+    """
+    return psutil.Process(pid).create_time() - psutil.boot_time()

@@ -1,5 +1,7 @@
 """Export runs without private data: no names of users, hosts or folders, and no tracebacks."""
 
+from __future__ import annotations
+
 import functools
 import getpass
 import json
@@ -9,13 +11,16 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nanolib.measurement import RunStatus
-from nanolib.paths import expanded
-from nanolib.store.connection import make_tables
+from nanolib.measurement import BadInput, RunStatus
+from nanolib.paths import expanded, put_in_place
+from nanolib.store.connection import make_tables, unusable, value_of
 from nanolib.store.query import Reader
 from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, listed
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PRIVATE = ("process", "launch")  # Columns that an export leaves empty.
 _DROPPED = ("traceback", "corpus", "power_trace")  # JSON keys that an export leaves out.
@@ -86,17 +91,59 @@ def public_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return public
 
 
-def export_database(store: Reader, run_ids: Iterable[str], file: Path) -> None:
-    """Write runs to a new database without private data.
+def write(store: Reader, run_ids: list[str], target: Path) -> None:
+    """Write runs to a file whose ending sets the format. A failed export leaves no partial file.
 
     Args:
-        store: Database with the runs.
+        store: Store with the runs.
         run_ids: IDs of the runs.
-        file: Path of the new database, which must not exist.
+        target: Path that ends with `.sqlite` or `.json`.
 
     Raises:
-        sqlite3.Error: The file cannot be written.
+        BadInput: The ending is unknown, there are no runs, the file exists, or the database is
+            damaged.
+        OSError: The file cannot be written.
+        sqlite3.Error: The database cannot be written.
     """
+    if target.suffix not in (".sqlite", ".json"):
+        raise BadInput(f"export: {target.name!r} has no known ending; use .sqlite or .json")
+    if not run_ids:
+        raise BadInput("export: there are no runs to write; run: nano run quick")
+    if target.exists():
+        raise BadInput(f"export: {target} exists; name a new file")
+    # SQLite reads a part of a damaged file without an error, so other people would get that part.
+    state = value_of(store.connection.execute("PRAGMA quick_check(1)"))
+    if state != "ok":
+        raise BadInput(unusable(store.path, sqlite3.DatabaseError(state)))
+    with put_in_place(target) as file:
+        if target.suffix == ".sqlite":
+            _write_database(store, run_ids, file)
+        else:
+            runs, machines = store.runs_of(run_ids), store.machines()
+            machines = machines[machines["machine_id"].isin(runs["machine_id"])]
+            rows = store.measurements(run_ids)
+            text = json_text({"runs": runs, "machines": machines, "measurements": rows})
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
+    """Return database tables as JSON, without private data, samples and NaN.
+
+    Args:
+        tables: Rows of each table, by the name of the table.
+        more: Further values of the JSON object.
+    """
+    content = {}
+    for name, rows in tables.items():
+        factors = rows.columns.str.startswith("factor.")
+        rows = rows.loc[:, ~factors].drop(columns=["id", "samples"], errors="ignore")
+        records = rows.astype(object).where(rows.notna(), None).to_dict("records")
+        content[name] = [public_row(row) for row in records]
+    return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _write_database(store: Reader, run_ids: Iterable[str], file: Path) -> None:
+    """Write runs to a new database without private data."""
     ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",

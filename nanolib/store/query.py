@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
-from nanolib.store.connection import Connection, days_ago
-from nanolib.store.identity import alive, gone
+from nanolib.store.connection import Connection, alive, days_ago
 from nanolib.store.schema import JSON, LISTED, listed
 
 if TYPE_CHECKING:
@@ -18,6 +17,10 @@ _LONGEST_DAYS = 7  # An older run of another machine counts as interrupted.
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 # A merge adds older runs later, so the rowid alone is not the order of the runs.
 _OLDEST_FIRST, _NEWEST_FIRST = "started, runs.rowid", "started DESC, runs.rowid DESC"
+_OF_RUNS = (
+    "SELECT results.* FROM results JOIN runs USING (run_id)"
+    f" WHERE run_id IN {LISTED} ORDER BY {_OLDEST_FIRST}, id"
+)
 _NEWEST = f"""
 WITH measured AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
@@ -28,11 +31,12 @@ aged AS (
     FROM measured JOIN runs USING (run_id)
 ),
 newest AS (
-    SELECT run_id, case_id,
+    SELECT run_id, case_id, started, number,
         row_number() OVER (PARTITION BY experiment ORDER BY started DESC, number DESC) AS place
     FROM aged WHERE age = 1
 )
-SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <= ? ORDER BY id
+SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <= ?
+ORDER BY started, number, id
 """
 
 
@@ -48,11 +52,11 @@ class Reader(Connection):
             where: SQL condition with `?` for each value. The condition must not contain user input.
             values: Values for the condition.
         """
-        frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
+        frame = self.read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
         limit = days_ago(self.connection, _LONGEST_DAYS)
         for at, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
-            process = run["process"]
-            if gone(process) or (run["started"] < limit and not alive(process)):
+            is_alive = alive(run["process"])
+            if is_alive is False or (is_alive is None and run["started"] < limit):
                 frame.loc[at, "status"] = RunStatus.INTERRUPTED.value
         return frame
 
@@ -71,7 +75,7 @@ class Reader(Connection):
 
     def machines(self) -> pd.DataFrame:
         """Read the machines, with parsed JSON columns."""
-        return self._read("SELECT * FROM machines")
+        return self.read("SELECT * FROM machines")
 
     def measurements(
         self,
@@ -86,35 +90,23 @@ class Reader(Connection):
 
         Args:
             run_ids: IDs of the runs, or None for all runs.
-            samples: Whether to read the samples too, as float64 arrays of shape [n].
+            samples: Whether to return the samples too.
             newest: Largest number of cases per experiment, or None for no limit. With a limit, each
                 case comes only from its newest run on each machine.
         """
-        import numpy as np
         import pandas as pd
 
-        every = self.resolve("all")
-        chosen = listed(every if run_ids is None else run_ids)
-        if newest is None:
-            query = f"SELECT * FROM results WHERE run_id IN {LISTED} ORDER BY id"
-            frame = self._read(query, [chosen])
-        else:
-            frame = self._read(_NEWEST, [chosen, newest])
-        age = frame["run_id"].map({run_id: at for at, run_id in enumerate(every)})
-        if not age.is_monotonic_increasing:
-            frame = frame.loc[age.sort_values(kind="stable").index].reset_index(drop=True)
-        if samples:
-            frame["samples"] = [
-                np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]
-            ]
-        else:
+        chosen = listed(self.resolve("all") if run_ids is None else run_ids)
+        query, limit = (_OF_RUNS, []) if newest is None else (_NEWEST, [newest])
+        frame = self.read(query, [chosen, *limit])
+        if not samples:
             frame = frame.drop(columns="samples")
         # pandas does not use the dtype float for a column without any number.
         frame = frame.astype(
             dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
         )
-        factors = pd.json_normalize(list(frame["factors"]), max_level=0).add_prefix("factor.")
-        return pd.concat([frame, factors.set_index(frame.index)], axis=1)
+        factors = pd.DataFrame([*frame["factors"]], index=frame.index).add_prefix("factor.")
+        return pd.concat([frame, factors], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Read the data that a report shows about some runs.
@@ -150,7 +142,7 @@ class Reader(Connection):
             " FROM chosen JOIN measurements USING (run_id)"
             " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
         )
-        return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
+        return self.read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
     def runs_before(self, run_ids: Iterable[str]) -> list[str]:
         """Return the IDs of the runs that precede the given runs.
@@ -252,8 +244,17 @@ class Reader(Connection):
         )
         return self.connection.execute(query, (run_id,)).fetchall()
 
-    def _read(self, query: str, values: Iterable[Any] = ()) -> pd.DataFrame:
-        """Read the rows of a query, with parsed JSON columns."""
+    def read(self, query: str, values: Iterable[Any] = ()) -> pd.DataFrame:
+        """Read the rows of an SQL query.
+
+        Args:
+            query: Query with `?` for each value. The query must not contain user input.
+            values: Values for the query.
+
+        Returns:
+            The rows, with parsed JSON columns, and with samples as float64 arrays of shape [n].
+        """
+        import numpy as np
         import pandas as pd
 
         found = self.connection.execute(query, list(values))
@@ -261,4 +262,8 @@ class Reader(Connection):
         frame = pd.DataFrame.from_records(found.fetchall(), columns=names, coerce_float=True)
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
+        if "samples" in frame:
+            frame["samples"] = [
+                np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]
+            ]
         return frame

@@ -48,11 +48,11 @@ def _number(column: str) -> str:
 
 # The constraints make SQLite refuse invalid rows, including the rows of a merged file.
 SCHEMA = (
-    f"""CREATE TABLE machines (
+    f"""CREATE TABLE IF NOT EXISTS machines (
         machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")},
         system TEXT, driver TEXT, torch TEXT, threads INTEGER, governor TEXT, {_json("dtypes")}
     ) STRICT""",
-    f"""CREATE TABLE runs (
+    f"""CREATE TABLE IF NOT EXISTS runs (
         run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL,
         suite TEXT NOT NULL CHECK (length(suite) <= {MOST_LABEL}),
         label TEXT NOT NULL CHECK (length(label) <= {MOST_LABEL}),
@@ -62,7 +62,7 @@ SCHEMA = (
         {_number("duration_s")}, {_one_of("status", RunStatus)}, message TEXT NOT NULL,
         process TEXT NOT NULL, launch TEXT NOT NULL, {_json("interference")}
     ) STRICT""",
-    f"""CREATE TABLE measurements (
+    f"""CREATE TABLE IF NOT EXISTS measurements (
         id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
         case_id TEXT NOT NULL, {_json("factors")}, metric TEXT NOT NULL, scope TEXT NOT NULL,
         unit TEXT NOT NULL, {_number("estimate")}, {_number("low")}, {_number("high")},
@@ -72,22 +72,25 @@ SCHEMA = (
         message TEXT NOT NULL, {_json("flags")}, {_json("details")},
         UNIQUE (run_id, case_id, metric, scope, method)
     ) STRICT""",
-    "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
-    "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
+    "CREATE INDEX IF NOT EXISTS measurements_by_case ON measurements (case_id, metric)",
+    "CREATE INDEX IF NOT EXISTS runs_by_fingerprint ON runs (fingerprint)",
     # The view adds the columns of runs, so the table of measurements does not repeat these columns.
-    """CREATE VIEW results AS SELECT
+    """CREATE VIEW IF NOT EXISTS results AS SELECT
         id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit,
         estimate, low, high, confidence, n, samples, predicted, provenance, method,
         m.status AS status, m.message AS message, flags, details
     FROM measurements m JOIN runs USING (run_id)""",
     *(
-        f"""CREATE TABLE {name} (
+        f"""CREATE TABLE IF NOT EXISTS {name} (
             id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
             case_id TEXT NOT NULL, {columns}
         ) STRICT"""
         for name, columns in TRACE_TABLES.items()
     ),
-    *(f"CREATE INDEX {name}_by_case ON {name} (run_id, case_id)" for name in TRACE_TABLES),
+    *(
+        f"CREATE INDEX IF NOT EXISTS {name}_by_case ON {name} (run_id, case_id)"
+        for name in TRACE_TABLES
+    ),
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
@@ -152,25 +155,24 @@ def encode(column: str, value: Any) -> Any:
 
 
 def insert(
-    db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = ""
+    db: sqlite3.Connection, table: str, row: Mapping[str, Any], verb: str = "INSERT"
 ) -> None:
-    """Insert a row, a mapping from columns to values."""
+    """Insert a row, a mapping from columns to values. `REPLACE` replaces a row of the same key."""
     values = [encode(name, value) for name, value in row.items()]
     marks = ", ".join("?" * len(values))
-    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}){on_conflict}", values)
+    db.execute(f"{verb} INTO {table} ({', '.join(row)}) VALUES ({marks})", values)
 
 
 def insert_traces(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]]) -> None:
     """Insert rows of a trace table, each with all of its columns except `id`."""
-    names = columns_of(db, table)
-    marks = ", ".join("?" * len(names))
-    db.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", rows)
+    marks = ", ".join("?" * len(columns_of(db, table)))
+    db.executemany(f"INSERT INTO {table} VALUES (NULL, {marks})", rows)
 
 
 def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
     """Return the names of a table's columns, without `id`. Each database numbers its own rows."""
-    names = [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
-    return [name for name in names if name != "id"]
+    query = "SELECT name FROM pragma_table_info(?, 'main') WHERE name != 'id'"
+    return [name for (name,) in db.execute(query, (table,))]
 
 
 def _plain(value: Any) -> Any:

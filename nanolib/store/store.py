@@ -1,6 +1,5 @@
 """Write and delete runs. Each case is one transaction, so a kill loses only the current case."""
 
-import sqlite3
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,7 +12,6 @@ from nanolib.store.schema import (
     LISTED,
     TABLES_OF_CASES,
     Run,
-    columns_of,
     encode,
     insert,
     insert_traces,
@@ -53,17 +51,12 @@ class Store(Reader):
         row = {name: value for name, value in vars(run).items() if name not in ("machine", "rows")}
         row |= {
             "machine_id": run.machine["machine_id"],
-            "cases": run.cases or len(run.rows),
             "started": now,
             "status": RunStatus.DONE if run.rows else RunStatus.RUNNING,
             "message": "",
         }
         with self.transaction() as db:
-            names = columns_of(db, "machines")
-            given = {"gpus": [], "dtypes": {}, **run.machine}
-            known = ", ".join(f"{name} = excluded.{name}" for name in names)
-            update = f" ON CONFLICT (machine_id) DO UPDATE SET {known}"
-            insert(db, "machines", {name: given.get(name) for name in names}, update)
+            insert(db, "machines", run.machine, "REPLACE")
             insert(db, "runs", row)
             for case_id, rows in run.rows.items():
                 self.write_case(run.run_id, case_id, *rows)
@@ -87,11 +80,11 @@ class Store(Reader):
             traces: Name of a table of `TRACE_TABLES` → rows, with the columns of the table.
 
         Raises:
-            BadInput: The database has no run with this ID, or the file cannot be written.
+            BadInput: The file cannot be written.
+            sqlite3.IntegrityError: A row is not valid, or the database has no run with this ID.
         """
         of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
         with self.transaction() as db:
-            _check_run(db, run_id)
             for table in TABLES_OF_CASES:
                 delete = f"DELETE FROM {table} WHERE run_id = ? AND case_id = ?"
                 db.execute(delete, (run_id, case_id))
@@ -127,7 +120,8 @@ class Store(Reader):
         run_id = run_id or self.resolve("latest")[-1]
         rows = [(run_id, case_id, source, *_power_row(sample)) for sample in samples]
         with self.transaction() as db:
-            _check_run(db, run_id)
+            if not db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
+                raise BadInput(f"run: {run_id} is not in the database; add it first")
             insert_traces(db, "power_samples", rows)
 
     def commit_transaction(self) -> None:
@@ -162,24 +156,19 @@ class Store(Reader):
         if max_age_days is not None and not max_age_days >= 0:
             raise BadInput(f"max_age_days: {max_age_days!r} is not valid; give 0 or more")
         runs = self.runs()
-        in_flight = runs["status"] == RunStatus.RUNNING
+        is_running = runs["status"] == RunStatus.RUNNING
         is_chosen = runs["run_id"].isin(list(run_ids))
-        for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
+        for run_id in runs["run_id"][is_running & is_chosen]:
             raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
         if max_age_days is not None:
             is_chosen |= runs["started"] < days_ago(self.connection, max_age_days)
-        chosen = list(runs.loc[is_chosen & ~in_flight, "run_id"])
+        chosen = [*runs["run_id"][is_chosen & ~is_running]]
         if not dry_run:
             with self.transaction() as db:
                 db.execute(f"DELETE FROM runs WHERE run_id IN {LISTED}", (listed(chosen),))
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return chosen
-
-
-def _check_run(db: sqlite3.Connection, run_id: str) -> None:
-    if not db.execute("SELECT 1 FROM runs WHERE run_id = ?", (run_id,)).fetchone():
-        raise BadInput(f"run: {run_id} is not in the database; add it first")
 
 
 def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:

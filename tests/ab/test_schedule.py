@@ -81,7 +81,7 @@ def test_tasks_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     assert [list(result.verdicts) for result in results] == [["forward"], [""]]
     alone, found = compare_pairs(slow, THRESHOLD), results[0].verdicts["forward"]
     assert found.raw_p == alone.p and found.p == pytest.approx(2 * alone.p)
-    (line,) = lines_of(results[1], THRESHOLD)
+    (line,) = lines_of(results[1], "c1", THRESHOLD)
     assert line.current / line.base == pytest.approx(found.ratio)  # that of the medians is another
     assert np.median(slow.b) / np.median(slow.a) != pytest.approx(found.ratio)
     assert line.base == np.median(slow.a)
@@ -196,7 +196,7 @@ TOO_FEW = "3 pairs in 1 pairs of processes are too few; raise --budget"
 )
 def test_what_has_no_verdict_says_why_and_whose_failure_it_is(endings, blocks, found):
     result = TaskResult(TASK, blocks, endings=endings)
-    (line,) = lines_of(result, THRESHOLD)
+    (line,) = lines_of(result, "c1", THRESHOLD)
     assert (line.metric, line.finding, line.message) == found
     if blocks and not result.failures:  # the medians, although there are too few for a verdict
         assert (line.base, line.current) == pytest.approx((2.0, 3.0))
@@ -215,7 +215,7 @@ def test_each_counted_figure_that_changed_is_a_finding_beside_the_times():
     ]
     result = TaskResult(TASK, rows=both, blocks={"": _series([1.3, 1.31, 1.29, 1.32, 1.28, 1.3])})
     _judge([result], Settings())
-    assert [(line.metric, line.finding) for line in lines_of(result, THRESHOLD)] == [
+    assert [(line.metric, line.finding) for line in lines_of(result, "c1", THRESHOLD)] == [
         ("flops forward", "changed"),
         ("peak_memory backward", "regressed"),
         ("latency", "regressed"),
@@ -254,7 +254,7 @@ def test_a_change_in_few_pairs_of_processes_is_one_only_if_each_pair_shows_it(ra
     result = TaskResult(TASK, {"": _series(ratios, 12)})
     _judge([result], Settings())
     assert result.verdicts[""].kind == found
-    (line,) = lines_of(result, THRESHOLD)
+    (line,) = lines_of(result, "c1", THRESHOLD)
     assert line.message.endswith("raise --budget") == (found == "suspect")
 
 

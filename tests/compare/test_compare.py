@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from nanolib.compare.history import KEY, repeats
 from nanolib.compare.runs import block_medians, compare_rows
-from nanolib.compare.spread import KEY, repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nanolib.compare.runs import compare_rows
-from nanolib.compare.spread import KEY, UNKNOWN, repeats, spread_between_runs
+from nanolib.compare.history import KEY, repeats, spread_between_runs
+from nanolib.compare.runs import UNKNOWN, compare_rows
 from nanolib.stats.compare import Kind, Spread, compare
 
 CASES, BLOCKS, WITHIN = 10, 40, 0.01

@@ -32,8 +32,8 @@ def test_a_setting_is_accepted_in_settings_and_by_its_own_name(values):
     ("settings", "complaint"),
     [
         ({"sead": 3}, "model.sead: unknown name; did you mean seed?"),
-        ([3], "model.settings: must be a mapping of names, got [3]; write {name: v"),
-        ({1: 2}, "model.settings: must be a mapping of names, got {1: 2}; write"),
+        ([3], "model.settings: contains [3], not `name: value` pairs; give"),
+        ({1: 2}, "model.settings: contains {1: 2}, not `name: value` pairs"),
         ("{a", "model.settings: '{a' is not valid YAML"),
     ],
 )

@@ -17,6 +17,8 @@ from nanolib.report.regressions import (
 )
 from nanolib.stats.compare import Kind, Verdict
 from nanolib.stats.intervals import Interval
+from nanolib.store import Store
+from tests.compare.test_compare import measured, run_of
 from tests.report.rows import points
 
 
@@ -58,12 +60,21 @@ def test_five_changes_are_named_after_the_counts_and_before_what_limits_the_comp
     assert named[0].evidence == "+20.0% [+15.0% … +25.0%]" and "REV_A" in drift.next_step
     fewer = comparison_verdict(Comparison(worst_first(lines[:3]), True, 0.05))
     assert [str(finding) for finding in fewer[2:-1]] == ["Failed: model x: why."]
-    part, nothing = changes(found, [_history("c")]), changes(None, [])
-    assert "changed their level" in part.verdict[0].text
-    assert part.verdict[-len(named) - 3].text == counts.text
-    assert [*part.charts] == ["since_the_run_before"]
-    assert [*part.tables] == ["All but equivalent cases"]
-    assert not nothing.charts and not nothing.tables and "no history yet" in nothing.verdict[0].text
+
+
+def test_the_newest_runs_are_compared_with_the_runs_before(tmp_path):
+    with Store(tmp_path / "results.sqlite") as store:
+        store.add(run_of({"a": measured(1), "b": measured(2)}, "run0"))
+        first = changes(store, store.runs())
+        store.add(run_of({"a": measured(3)}, "run1"))
+        second = changes(store, store.runs())
+    assert not first.charts and not first.tables and "no history yet" in first.verdict[0].text
+    level, _, counts, *_ = map(str, second.verdict)
+    assert level == "0 of 1 timings changed their level over up to 2 runs."
+    # A case that only one run has is not missing.
+    assert counts == "The newest runs were compared with earlier runs: 3 equivalent."
+    assert [*second.charts] == ["since_the_run_before"]
+    assert [*second.tables] == ["All but equivalent cases"]
 
 
 MACHINE = {"cpu": "c", "cores": 2, "ram_gib": 8, "torch": "2", "dtypes": {"float32": "vector"}}

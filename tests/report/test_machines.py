@@ -7,10 +7,11 @@ import re
 import pandas as pd
 import pytest
 
-from nanolib.compare.history import histories, since_before
+from nanolib.compare.history import histories
 from nanolib.compare.runs import compare_rows
 from nanolib.report import overview
 from nanolib.report.page import build
+from nanolib.report.regressions import since_before
 from nanolib.stats.compare import Kind
 from nanolib.store import Store
 from tests.features import results
@@ -75,5 +76,5 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(both, ids):
 
 
 def test_no_history_and_no_run_before_is_of_another_machine(both, ids):
-    assert since_before(both, ids) is None
-    assert not histories(both, machine_ids=sorted(both.runs().machine_id))
+    figures = both.figures("latency", both.runs()["machine_id"])
+    assert since_before(both, ids, figures) is None and not histories(figures)

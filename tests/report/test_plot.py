@@ -39,14 +39,14 @@ def test_an_interval_that_begins_at_zero_is_drawn_from_the_axis_on():
 def test_a_chart_of_nothing_but_what_cannot_be_shown_says_so():
     empty = _chart("y", y=[0.0, -1.0, 0.0]).usermeta["empty"]
     assert empty == "no value can be drawn on this axis"
-    assert is_empty(plot(None, "Made", empty="why"))
+    assert is_empty(plot(pd.DataFrame(), "Made", empty="why"))
 
 
 def test_control_characters_of_names_are_escaped():
     text = _chart(series=["a\x1b[31m", "b\0", "c"], note=["\x07", "", ""]).to_json()
     assert "\\\\x1b[31m" in text and "\\u001b" not in text and "\\u0000" not in text
     assert "\\u0007" not in text
-    assert "\\u001b" not in plot(None, "Made", empty="\x1b").to_json()
+    assert "\\u001b" not in plot(pd.DataFrame(), "Made", empty="\x1b").to_json()
 
 
 @pytest.mark.parametrize(("low", "high"), [(6.1, 7.8), (11, 19), (0.25, 0.55), (1.5, 700)])
@@ -65,7 +65,14 @@ def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_t
     fields = {layer["encoding"].get("y", {}).get("field") for layer in layers}
     assert fields == {"series"} and layers[0]["encoding"]["x"]["title"] == "ms"
     chart = _chart(series=["one"] * 3)
-    assert chart.title.text == "Made: one" and points(chart, "label") == [(" ",)] * 3
+    assert chart.title.text == "Made: one" and points(chart, "text") == [(" ",)] * 3
+
+
+def test_a_reference_line_has_a_label_at_its_tick():
+    lines = {"series": ["a", "b"], "x": [1, 2], "y": [0.5, 3.0]}
+    chart = plot(pd.DataFrame(lines), "Made", log="y", ref=1.0, ref_label="dense")
+    drawn = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=PAGE_VERSION)
+    assert drawn.count("dense") == drawn.count(">dense 1<") == 1
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():

@@ -5,7 +5,7 @@ import pytest
 from nanolib.experiments.distributed.launch import Launch
 from tests.report.cases import CORES, decode_cases, rank_case
 from tests.report.rows import points
-from tests.shown import CHARTS
+from tests.shown import CHARTS, VERDICTS
 
 FUSED = {"fused": (8, 9, 9.5)}
 
@@ -40,7 +40,6 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
         ((9.4, 10, 11), "No clear difference between fused on 2 ranks and one rank for decoding over 4,096 keys: "
                         "1.11× [0.989 … 1.38] (the intervals overlap), 56% ["),
         ((5, 6, 7), "fused on 2 ranks is slower than one rank for decoding over 4,096 keys: 0.667× [0.526 … 0.875]"),
-        ((16, 17, 18), "fused on 2 ranks is faster than one rank for decoding over 4,096 keys: 1.89× [1.68 … 2.25]"),
         (None, "fused on 2 ranks was not compared with one rank for decoding over 4,096 keys: a call"),
     ],
 )  # fmt: skip
@@ -58,15 +57,31 @@ def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, cases):
     assert line.startswith(text) and "fastest" not in line
 
 
-def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
+def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait_in_the_newest_run(measured):
     """The calls of two ranks, of which the second is slower."""
-    fast = {"comp_shard_kv": 1.0, "comm_sum_num": 2.0, "wait": 3.0}
-    slow = {name: 2 * ms for name, ms in fast.items()}
-    answers = [{"parts": {"fused": [ms] * 6}} for ms in (fast, slow)]
-    shape, _ = rank_case("fused", (8, 9, 9.5), world=2)
-    rows = measured("distributed", [(shape, [*Launch(answers).parts("fused")])])
-    assert points(CHARTS["decode_shares"](rows), "series", "part", "x") == [
-        ("shard kv", "compute", 2.0),
-        ("sum num", "communication", 4.0),
-        ("wait", "wait", 6.0),
+    fast = {"comp_shard_kv": 1.0, "comp_num_den": 0.5, "comm_sum_num": 2.0, "wait": 3.0}
+
+    def run(slower):
+        slow = {name: slower * ms for name, ms in fast.items()}
+        answers = [{"parts": {"fused": [ms] * 6}} for ms in (fast, slow)]
+        shape, _ = rank_case("fused", (8, 9, 9.5), world=2)
+        return [(shape, [*Launch(answers).parts("fused")])]
+
+    rows = measured("distributed", run(1.5), run(2))
+    assert points(CHARTS["decode_shares"](rows), "series", "part", "x", "text") == [
+        ("shard kv", "compute", 2.0, "2 ms"),
+        ("num den", "compute", 1.0, "1 ms"),
+        ("sum num", "communication", 4.0, "4 ms"),
+        ("wait", "wait", 6.0, "6 ms"),
     ]
+
+
+def test_the_algorithm_that_is_compared_with_one_rank_is_the_one_that_is_fastest(measured):
+    """By its estimate `gather` is faster, but in the rounds of both it was slower than `fused`."""
+    cases = decode_cases({"gather": (8, 8.5, 9), "fused": (9, 9.2, 9.4)}, alone=(26, 27, 30))
+    rows = measured("distributed", cases)
+    for other, ends in (("fused", (0.8, 0.9, 0.95)), ("gather", (1.05, 1.1, 1.25))):
+        rows.loc[rows["scope"] == f"decode over {other}", ["low", "estimate", "high"]] = ends
+    scaling, _, fastest = VERDICTS["distributed"](rows)
+    assert scaling.startswith("float32: fused on 4 ranks is faster than one rank")
+    assert fastest.startswith("float32: fused is the fastest algorithm")

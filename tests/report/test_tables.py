@@ -16,7 +16,6 @@ def test_cases_that_failed_and_flags_are_counted(measured):
     rows = measured("attention", cases)
     (bad,) = overview.failures(rows).to_dict("records")
     assert bad["case"].startswith("odd ") and (bad["status"], bad["message"]) == ("oom", "full")
-    assert overview.why_empty(rows, "attention") == "oom: full"
     both = overview.failures(pd.concat([rows, rows.assign(machine_id="other678")]))
     assert [case.split()[-1] for case in both["case"]] == ["machine=m1", "machine=other6"]
     (line,) = overview.flag_lines(rows)

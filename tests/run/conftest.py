@@ -15,6 +15,6 @@ def measure(store):
 
     def measured(*behaviors, **rest):
         params = sample.Params(behaviors=list(behaviors), **rest)
-        return sweep.measure(sample, params, store=store, progress=False)
+        return sweep.measure(sample, params, store=store)
 
     return measured

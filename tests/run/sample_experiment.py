@@ -45,6 +45,9 @@ class SampleCase(Case):
     of: str = ""
     mib: float = 0.0
 
+    def __str__(self):
+        return f"{self.behavior} {self.of}".rstrip()
+
     @property
     def group(self):
         return self.of

@@ -8,7 +8,7 @@ import torch
 
 from nanolib.run import case as cases
 from nanolib.run import memory_plan
-from nanolib.run.case import Plan, RanksCase, oversubscribed
+from nanolib.run.case import Plan, RanksCase
 from nanolib.run.dry_run import dry_run_table, prediction_table
 from nanolib.run.peaks_case import roofline_ms
 from nanolib.stats.intervals import Interval
@@ -20,36 +20,28 @@ MIB = 2**20
 @dataclass(frozen=True)
 class _Ranks(RanksCase):
     world_size: int
+    threads: int = 2
 
 
 @pytest.mark.parametrize(
-    ("device", "nodes", "expected"),
+    ("device", "nodes", "expected", "too_many"),
     [
-        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 2 nodes")),
-        ("cuda", 5, (1, ("cuda:0",), 1, "5 rank(s) on 5 nodes")),
-        ("cpu", 2, (3, ("cpu",), 3, "5 rank(s) on 2 nodes")),
-        ("cpu", 1, (5, ("cpu",), 5, "5 rank(s)")),
+        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 2 nodes"), True),
+        ("cuda", 3, (2, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 3 nodes"), False),
+        ("cuda", 5, (1, ("cuda:0",), 1, "5 rank(s) on 5 nodes"), False),
+        ("cpu", 2, (3, ("cpu",), 3, "5 rank(s) on 2 nodes"), False),
+        ("cpu", 1, (5, ("cpu",), 5, "5 rank(s)"), True),
     ],
 )
-def test_ranks_are_divided_among_nodes_and_use_the_gpus_of_theirs(
-    monkeypatch, device, nodes, expected
+def test_ranks_are_divided_among_nodes_and_share_what_is_too_little(
+    monkeypatch, device, nodes, expected, too_many
 ):
+    monkeypatch.setattr(cases, "usable_cores", lambda: 6)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     case = _Ranks(device, world_size=5, nodes=nodes)
     assert (case.ranks_here, case.devices, case.sharing, case.ranks) == expected
     assert case.factors.get("nodes") == (None if nodes == 1 else nodes)
-
-
-@pytest.mark.parametrize(
-    ("device", "ranks", "threads", "too_many"),
-    [("cpu", 2, 3, False), ("cpu", 2, 4, True), ("cuda:0", 2, 9, False), ("cuda", 3, 1, True)],
-)
-def test_ranks_share_once_they_need_more_than_there_is(
-    monkeypatch, device, ranks, threads, too_many
-):
-    monkeypatch.setattr(cases, "usable_cores", lambda: 6)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert oversubscribed(device, ranks, threads) == too_many
+    assert case.is_oversubscribed == too_many
 
 
 @dataclass(frozen=True)
@@ -64,11 +56,8 @@ class _Sized(sample.SampleCase):
         return "no such unit" if self.behavior == "unsupported" else ""
 
     def plan(self):
-        return (
-            Plan(reason="why")
-            if self.behavior == "unknown"
-            else Plan({"a": MIB, "b": 9 * MIB, "c": 2})
-        )
+        odd = {"unknown": Plan(reason="why"), "planned": Plan(unsupported="no such kernel")}
+        return odd.get(self.behavior, Plan({"a": MIB, "b": 9 * MIB, "c": 2}))
 
     def predict(self, ceilings=None):
         rest = {"bytes": 5.0 * MIB, "weight_memory": 7.0, "kept_share": "half"}
@@ -82,7 +71,7 @@ def test_a_prediction_has_its_unit():
     experiment = SimpleNamespace(cases=lambda _: [_Sized("cpu", "ok")])
     (line,) = prediction_table(experiment, sample.Params(), RATES).to_dict("records")
     units = {"bytes (MiB)": "5", "weight memory (MiB)": "7", "latency (ms)": "3,000"}
-    assert line == {"case": "ok 0.0", "kept share": "half"} | units
+    assert line == {"case": "ok", "kept share": "half"} | units
 
 
 @pytest.mark.parametrize(
@@ -93,6 +82,7 @@ def test_a_prediction_has_its_unit():
         ("ok", None, ("3,000", "9", "runs")),
         ("unknown", MIB, ("3,000", "—", "runs (why)")),
         ("unsupported", MIB, ("3,000", "—", "unsupported: no such unit")),
+        ("planned", MIB, ("3,000", "—", "unsupported: no such kernel")),
         ("own", MIB, ("—", "—", "known after a run, because the model is your own code")),
     ],
 )

@@ -10,19 +10,20 @@ import pytest
 
 from nanolib.measurement import BadInput
 from nanolib.meters import machine
-from nanolib.run import lock
+from nanolib.run import process
+from nanolib.run.process import device_lock, lock_path
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """Return the path of the lock file of a device `d`, in a new temporary folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(lock.tempfile, "tempdir", None)
+    monkeypatch.setattr(process.tempfile, "tempdir", None)
     return tmp_path / "nanolib-d.lock"
 
 
 def _hold(ready):
-    with lock.device_lock("d", "the other"):
+    with device_lock("d", "the other"):
         ready.set()
         time.sleep(600)
 
@@ -32,12 +33,12 @@ def other(place):
     """Start a process with the lock."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
-    process = context.Process(target=_hold, args=(ready,))
-    process.start()
+    holder = context.Process(target=_hold, args=(ready,))
+    holder.start()
     assert ready.wait(60)
-    yield process
-    process.kill()
-    process.join()
+    yield holder
+    holder.kill()
+    holder.join()
 
 
 class Stopped(Exception):
@@ -51,7 +52,7 @@ def _owner():
     def stop(seconds):
         raise Stopped
 
-    with contextlib.suppress(Stopped), lock.device_lock("d", "third", said.append, stop):
+    with contextlib.suppress(Stopped), device_lock("d", "third", said.append, stop):
         pass
     return said[0].partition("in use by ")[2].partition(";")[0] if said else ""
 
@@ -64,7 +65,7 @@ def test_a_second_run_waits_and_says_for_whom_until_a_crash_releases_the_device(
     assert place.stat().st_mode & 0o777 == 0o666  # other users lock it too
     said, owner = [], f"process {other.pid} (the other)"
     assert _owner() == owner
-    with lock.device_lock("d", "me", said.append, pause=crash):
+    with device_lock("d", "me", said.append, pause=crash):
         assert _owner() == f"process {os.getpid()} (me)"
     waits = f"waiting for d: in use by {owner}; this run starts afterwards"
     assert said == [waits, "d is free; starting"]
@@ -74,21 +75,17 @@ def test_a_second_run_waits_and_says_for_whom_until_a_crash_releases_the_device(
 def test_a_gpus_lock_is_the_same_under_whichever_number_it_has(monkeypatch):
     uuids = {"cuda:0": "GPU-a", "cuda:1": "GPU-b"}
     monkeypatch.setattr(machine, "gpu_uuid", lambda device: uuids[device])
-    assert lock.lock_path("cuda:1").name == "nanolib-GPU-b.lock" != lock.lock_path("cuda:0").name
+    assert lock_path("cuda:1").name == "nanolib-GPU-b.lock" != lock_path("cuda:0").name
     uuids["cuda:0"] = "GPU-b"  # the other is hidden from this process
-    assert lock.lock_path("cuda:0").name == "nanolib-GPU-b.lock"
+    assert lock_path("cuda:0").name == "nanolib-GPU-b.lock"
 
 
-@pytest.mark.parametrize("what", ["link", "folder"])
-def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, what):
+def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place):
     precious = place.with_name("precious")
     precious.write_text("precious")
-    if what == "link":
-        place.symlink_to(precious)
-    else:
-        place.mkdir()
+    place.symlink_to(precious)
     with pytest.raises(BadInput, match=f"lock: {place} is not nanolib's lock file") as error:
-        lock.device_lock("d", "").__enter__()
+        device_lock("d", "").__enter__()
     assert len(error.value.lines) == 1 and precious.read_text() == "precious"
 
 
@@ -98,9 +95,9 @@ def test_the_name_of_the_owner_does_not_go_through_a_link_or_a_pipe_of_somebody_
     victim, owner = tmp_path / "victim", place.with_suffix(".owner")
     victim.write_text("mine")
     owner.symlink_to(victim)
-    with lock.device_lock("d", "me"):
-        assert victim.read_text() == "mine" and lock._read(owner) == "another process"
+    with device_lock("d", "me"):
+        assert victim.read_text() == "mine" and process._read(owner) == "another process"
     owner.unlink()
     os.mkfifo(owner)  # Nobody reads or writes it.
-    with lock.device_lock("d", "me"):
-        assert lock._read(owner) == "another process"
+    with device_lock("d", "me"):
+        assert process._read(owner) == "another process"

@@ -38,7 +38,7 @@ def test_what_papermill_hands_over_as_text_is_parsed(field, value, parsed):
     ("content", "said"),
     [
         ("seq_lens: " + "[" * 1000, "is not valid YAML"),
-        ("- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
+        ("- 1\n- 2", r"contains \[1, 2\], not `name: value` pairs"),
         ("on: 1", "contains {True: 1}, not"),
         ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
         ("label: 2024-13-45", r"is not valid YAML \(month must be in"),
@@ -82,6 +82,16 @@ def _is_taken_or_refused(name, field, value):
         is_whole = all(line.startswith(f"{name}.") and len(line) < 800 for line in error.lines)
         return is_whole and "\n" not in "".join(error.lines) and field in str(error)
     return bool(taken.model_dump_json())
+
+
+@pytest.mark.parametrize("value", [True, "true", [2, False]])
+def test_true_is_no_number(value):
+    for kind, fields in ((_params("attention"), "num_heads budget_s"), (NanoConfig, "d_ff")):
+        for field in fields.split():
+            with pytest.raises(
+                BadInput, match=rf"^\w+\.{field}: must be a number, got .*(True|Fal)"
+            ):
+                kind(**{field: value})
 
 
 def test_parameters_survive_a_file_the_command_line_and_the_store():

@@ -28,28 +28,22 @@ def test_a_share_includes_the_interval_of_the_peak_rate_too():
     assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]
 
 
-def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
-    row = Measurement("ceiling_bytes", 3.0, scope="copy")
-    run_id = store.add(make_run(rows={"a": ({}, [row])}))
-    assert ceilings_of(store, run_id) == {"copy": Interval(3.0, 3.0, 3.0)}
-
-
 def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merged_later(store):
     for value, started in ((9.0, "2026"), (1.0, "2024")):
         row = Measurement("ceiling_bytes", value, scope="copy")
         run_id = store.add(make_run(rows={"a": ({}, [row])}))
         store.update_run(run_id, started=started)
-    assert ceilings_of(store, "m1")["copy"].estimate == 9.0
+    alone = Interval(9.0, 9.0, 9.0)  # A rate without an interval is its own interval.
+    assert ceilings_of(store, "m1") == {"copy": alone}
 
 
 @pytest.mark.parametrize("launch", ["a-command/notebook", ""])
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
 
-    def measured(device, kind, budget_s, **_):
-        metric = "ceiling_bytes" if kind == "copy" else "ceiling_flops"
-        rest = {"samples": (1.0, 2.0), "scope": kind}
-        return Measurement(metric, next(numbers), 0.5, 1e3, 0.95, 2, **rest)
+    def measured(device, kind, budget_s):
+        how = {"samples": (1.0, 2.0), "scope": kind}
+        return Measurement("ceiling_bytes", next(numbers), 0.5, 1e3, 0.95, 2, **how)
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)
@@ -57,16 +51,12 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
     for budget_s in (0.01, 0.02, 0.02):
         peaks = ceiling_cases("cpu", ["float32"], budget_s)
         experiment = SimpleNamespace(cases=lambda _, peaks=peaks: peaks)
-        run = sweep.measure(experiment, Params(), store=store, progress=False)
-        rows = run.measurements(samples=True)
-        found.append(rows[rows["metric"] != "case_duration"].set_index("scope"))
-        run.finish()
+        rows = sweep.measure(experiment, Params(), store=store).measurements(samples=True)
+        found.append(rows[rows["metric"] != "case_duration"])
     first, second, third = found
     assert list(first["estimate"]) == [1.0, 2.0]
     assert list(second["estimate"]) == ([1.0, 2.0] if launch else [3.0, 4.0])
     said = f"measured by run {first['run_id'].iloc[0][:8]} of the same command"
-    assert {said in text for text in second["message"]} == {bool(launch)}
-    if launch:  # The third run names the run that has measured the rate.
-        assert list(third["message"]) == list(second["message"])
-    for row in second.itertuples():
+    for row in (*second.itertuples(), *third.itertuples()):  # The third names the first run too.
         assert (row.low, row.high, tuple(row.samples)) == (0.5, 1e3, (1.0, 2.0))
+        assert (row.message == f"; {said}") == bool(launch)

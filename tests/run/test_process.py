@@ -12,8 +12,7 @@ import pytest
 
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
-from nanolib.run.process import call_in_process, describe_exit
-from nanolib.run.timeout import answers_of
+from nanolib.run.process import Died, Late, call_in_process, describe_exit
 from tests.processes import said
 from tests.waiting import until
 
@@ -94,66 +93,58 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
     name, pid = next(sent)
     assert name == "Ada"
     sent.close()
-    assert _has_ended(pid)
+    until(lambda: _has_ended(pid), HANGING_S)
     printed = capfd.readouterr()
     assert "printed" in printed.err and "printed" not in printed.out
 
 
-@pytest.mark.parametrize(
-    ("code", "errors", "words"),
-    [
-        (-40, "", "the process was killed by signal 40"),
-        (3, "one\ntwo\n", "the process exited with code 3: two"),
-    ],
-)
-def test_how_a_process_ended_is_said_in_words(code, errors, words):
-    assert describe_exit(code, errors) == words
+def test_how_a_process_ended_is_said_in_words():
+    assert describe_exit(-40) == "the process was killed by signal 40"
+    assert describe_exit(3, "one\ntwo\n") == "the process exited with code 3: two"
 
 
-def two_answers():
-    yield 1
-    yield {"b": 2}
-
-
-def fails_after_one():
-    yield 1
+def fails_after_one(send):
+    send(1)
     raise RuntimeError("no\nmore")
 
 
-def dies():
-    yield 1
+def dies(send):
+    send(1)
     os._exit(3)
 
 
 @pytest.mark.parametrize(
-    ("function", "answers", "reason"),
+    ("function", "reason"),
     [
-        (two_answers, [1, {"b": 2}], ""),
-        (fails_after_one, [1], "RuntimeError: no more"),
-        (dies, [1], "the process exited with code 3"),
+        (fails_after_one, "RuntimeError: no more"),
+        (dies, "the process exited with code 3"),
     ],
 )
-def test_answers_come_in_order_with_the_reason_why_there_are_no_more(function, answers, reason):
-    assert answers_of(function, limit_s=HANGING_S) == (answers, reason)
+def test_values_come_before_the_reason_why_there_are_no_more(function, reason):
+    sent = call_in_process(function, limit_s=HANGING_S)
+    assert next(sent) == 1
+    with pytest.raises(Died, match=f"^{reason}$"):
+        next(sent)
 
 
-def refuses():
+def refuses(_):
     raise BadInput("model: none", "seed: 0")
-    yield
 
 
 def test_bad_input_is_raised_with_all_of_its_lines():
     with pytest.raises(BadInput) as error:
-        answers_of(refuses, limit_s=HANGING_S)
+        list(call_in_process(refuses, limit_s=HANGING_S))
     assert error.value.lines == ("model: none", "seed: 0")
 
 
-def hangs_with_a_child():
-    yield _child(start_new_session=True)
+def hangs_with_a_child(send):
+    send(_child(start_new_session=True))
     time.sleep(600)
 
 
 def test_at_the_time_limit_all_that_it_started_is_ended():
-    (child,), reason = answers_of(hangs_with_a_child, limit_s=0.5)
-    assert reason == "the call takes more than 0.5 s"
-    assert _has_ended(child)
+    sent = call_in_process(hangs_with_a_child, limit_s=0.5)
+    child = next(sent)
+    with pytest.raises(Late, match=r"^the call takes more than 0\.5 s$"):
+        next(sent)
+    until(lambda: _has_ended(child), HANGING_S)

@@ -175,7 +175,7 @@ def test_every_case_runs_or_says_why_it_cannot(store, monkeypatch, name, at):
     monkeypatch.setattr(torch, "compile", _compile)
     params = params_of(name, WALK[name][at])
     walk = SimpleNamespace(cases=partial(_cases, ALL[name]()))
-    rows = sweep.measure(walk, params, store=store, progress=False).measurements()
+    rows = sweep.measure(walk, params, store=store).measurements()
     ends = rows[rows.metric == "case_duration"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")

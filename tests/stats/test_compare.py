@@ -131,34 +131,25 @@ def _verdict(low, ratio, high, p, effect=0.05):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "p", "raw_p", "kind"),
+    ("ends", "p", "raw_p", "kind"),
     [
-        (1.06, 0.049, 0.049, Kind.REGRESSED),
-        (1.06, 0.050, 0.049, Kind.SUSPECT),
-        (1.0499, 0.010, 0.010, Kind.SUSPECT),
-        (1.06, 0.050, 0.050, Kind.INCONCLUSIVE),
-        (1.0301, 0.010, 0.010, Kind.SUSPECT),
-        (1.0299, 0.010, 0.010, Kind.INCONCLUSIVE),
-        (0.94, 0.049, 0.049, Kind.IMPROVED),
-        (0.94, 0.050, 0.049, Kind.SUSPECT),
-        (0.97, 0.010, 0.010, Kind.SUSPECT),
-        (0.971, 0.010, 0.010, Kind.INCONCLUSIVE),
+        ((0.95, 1.06, 1.2), 0.049, 0.049, Kind.REGRESSED),
+        ((0.95, 1.06, 1.2), 0.050, 0.049, Kind.SUSPECT),
+        ((0.95, 1.0499, 1.2), 0.010, 0.010, Kind.SUSPECT),
+        ((0.95, 1.06, 1.2), 0.050, 0.050, Kind.INCONCLUSIVE),
+        ((0.95, 1.0301, 1.2), 0.010, 0.010, Kind.SUSPECT),
+        ((0.95, 1.0299, 1.2), 0.010, 0.010, Kind.INCONCLUSIVE),
+        ((0.85, 0.94, 1.04), 0.049, 0.049, Kind.IMPROVED),
+        ((0.85, 0.94, 1.04), 0.050, 0.049, Kind.SUSPECT),
+        ((0.85, 0.97, 1.04), 0.010, 0.010, Kind.SUSPECT),
+        ((0.85, 0.971, 1.04), 0.010, 0.010, Kind.INCONCLUSIVE),
+        ((0.971, 1.0, 1.029), 0.5, 0.5, Kind.EQUIVALENT),
+        ((0.970, 1.0, 1.029), 0.5, 0.5, Kind.INCONCLUSIVE),
+        ((0.971, 1.0, 1.030), 0.5, 0.5, Kind.INCONCLUSIVE),
     ],
 )
-def test_the_kind_changes_at_its_bounds(ratio, p, raw_p, kind):
-    assert _kind(_verdict(0.9 * ratio, ratio, 1.1 * ratio, raw_p), p) is kind
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "kind"),
-    [
-        (0.971, 1.029, Kind.EQUIVALENT),
-        (0.970, 1.029, Kind.INCONCLUSIVE),
-        (0.971, 1.030, Kind.INCONCLUSIVE),
-    ],
-)
-def test_what_is_equivalent_is_within_the_margin(low, high, kind):
-    assert _kind(_verdict(low, 1.0, high, 0.5), 0.5) is kind
+def test_the_kind_changes_at_its_bounds(ends, p, raw_p, kind):
+    assert _kind(_verdict(*ends, raw_p), p) is kind
 
 
 def test_many_are_adjusted_as_statsmodels_does():

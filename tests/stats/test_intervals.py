@@ -8,8 +8,13 @@ from scipy import stats
 from scipy.stats.mstats import median_cihs
 
 from nanolib.measurement import BadInput
-from nanolib.stats.intervals import TooFewSamples, hodges_lehmann, mean_interval, median_interval
-from nanolib.stats.scaling import link_cost
+from nanolib.stats.intervals import (
+    TooFewSamples,
+    hodges_lehmann,
+    link_cost,
+    mean_interval,
+    median_interval,
+)
 
 FEW_RUNS, MANY_RUNS = 400, 2000
 

@@ -6,9 +6,7 @@ import pytest
 
 from nanolib.compare.runs import compare_rows
 from nanolib.measurement import BadInput, Measurement, Status
-from nanolib.report import export
-from nanolib.store import Store
-from nanolib.store import export as public
+from nanolib.store import Store, export
 from nanolib.store.export import redact
 from nanolib.store.schema import columns_of
 from tests.store.rows import LATENCY, make_run
@@ -23,9 +21,9 @@ def _here(monkeypatch):
     for name, value in {"LOGNAME": USER, "USER": USER, "HOME": HOME}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("platform.node", lambda: HOST)
-    public._private.cache_clear()
+    export._private.cache_clear()
     yield
-    public._private.cache_clear()
+    export._private.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -147,3 +145,17 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         export.write(store, ["a"], folder / f"y{ending}")
     assert [file.name for file in folder.iterdir()] == [f"x{ending}"]
+
+
+def test_a_damaged_database_is_refused_and_not_exported_in_part(tmp_path):
+    path, target = tmp_path / "damaged.sqlite", tmp_path / "x.json"
+    with Store(path) as store:
+        rows = {f"c{at}": ({"name": f"x{at}"}, [LATENCY]) for at in range(80)}
+        store.add(make_run("a", rows=rows))
+        store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = path.read_bytes()
+    middle = int(0.4 * len(content))
+    path.write_bytes(content[:middle] + b"\xff" * 4096 + content[middle + 4096 :])
+    with Store(path) as store, pytest.raises(BadInput, match=r"damaged\.sqlite cannot be used"):
+        export.write(store, ["a"], target)
+    assert not target.exists()

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.store.identity import alive, gone, host, process_name
+from nanolib.store.connection import alive, host, process_name
 from tests.store.rows import make_run
 from tests.waiting import until
 
@@ -18,9 +18,9 @@ def killed():
     """Return the name of a killed process."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         name = process_name(process.pid)
-        assert alive(name) and not gone(name)
+        assert alive(name)
         process.kill()
-        until(lambda: gone(name))  # a zombie counts as ended
+        until(lambda: alive(name) is False)  # a zombie counts as ended
     return name
 
 
@@ -28,11 +28,11 @@ def test_a_process_is_known_by_its_machine_number_and_beginning(killed):
     _, pid, began = process_name().split(":")
     assert alive(process_name()) and int(pid) == os.getpid()
     assert alive(f"{host()}:{pid}:{float(began) + 1}")  # a boot time is rounded to a second
-    assert gone(killed) and not alive(killed)
-    assert gone(f"{host()}:{pid}:{float(began) - 5}"), "an earlier process of the same number"
+    assert alive(killed) is False
+    earlier = f"{host()}:{pid}:{float(began) - 5}"  # an earlier process of the same number
+    assert alive(earlier) is alive(f"{host()}:9999999:1") is False
     for elsewhere in (f"00000000:{pid}:{began}", ""):  # other machines are unknown
-        assert not gone(elsewhere) and not alive(elsewhere)
-    assert not alive(f"{host()}:9999999:1")
+        assert alive(elsewhere) is None
 
 
 def test_a_step_of_the_clock_ends_no_process(monkeypatch):

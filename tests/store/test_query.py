@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import BadInput, Measurement, exact
-from nanolib.store.identity import process_name
+from nanolib.store.connection import process_name
 from tests.store.rows import LATENCY, make_run
 
 
@@ -43,6 +43,7 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
 
 
 def test_the_run_before_is_the_last_done_of_its_like(store):
+    peak = {"peak": ({"ceiling": "copy"}, [Measurement("case_duration", 1.0, n=1)])}
     kinds = {
         "a": {},
         "b": {},
@@ -50,11 +51,12 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
         "d": {"machine_id": "m2"},
         "e": {"experiment": "model"},
         "f": {"rows": {}},  # this run has not ended
+        "i": {"rows": _cases("z") | peak},  # a peak rate is not a case in common
         "g": {},
         "h": {"experiment": "model"},
     }
     for run_id, rest in kinds.items():
-        store.add(make_run(run_id, **rest))
+        store.add(make_run(run_id, **{"rows": _cases("xy") | peak} | rest))
     for of, found in {"g": "b", "b": "a", "a": "", "ghf": "be"}.items():
         assert store.runs_before(of) == [*found]
 
@@ -134,10 +136,3 @@ def test_what_is_newest_started_last_whenever_it_was_merged(store):
     assert store.runs_before("m") == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
     store.update_run("m", status="failed")
     assert store.newest_runs() == ["a"]  # the newest run that is done
-
-
-def test_the_run_before_has_a_case_in_common_that_is_not_a_peak_rate(store):
-    peak = {"peak": ({"ceiling": "copy"}, [Measurement("case_duration", 1.0, n=1)])}
-    for run_id, names in {"a": "xy", "b": "z", "c": "y"}.items():
-        store.add(make_run(run_id, rows=_cases(names) | peak))
-    assert [store.runs_before(of) for of in "abc"] == [[], [], ["a"]]

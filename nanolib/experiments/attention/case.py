@@ -14,7 +14,7 @@ from nanolib.models import attention
 from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
@@ -45,11 +45,6 @@ class AttentionCase(Case):
     backward: bool
 
     @property
-    def masked(self) -> bool:
-        """Whether the attention has a sparse mask."""
-        return self.attention_type in ("sparse", "flex")
-
-    @property
     def by_flex(self) -> bool:
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
@@ -77,8 +72,14 @@ class AttentionCase(Case):
         """Work of the kept query-key pairs, or None if the input or user code selects the pairs."""
         if self.runs_code:
             return None
-        n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
-        return attention.work(self.attention_type, n, n, heads=self.num_heads, **mask)
+        return attention.work(
+            self.attention_type,
+            self.seq_len,
+            self.seq_len,
+            causal=self.causal,
+            options=self.options,
+            heads=self.num_heads,
+        )
 
     @property
     def is_baseline(self) -> bool:
@@ -91,17 +92,19 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        shapes = [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
-        drawn = (torch.randn(shape, generator=generator) for shape in shapes)
+        drawn = (
+            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        )
         return tuple(x.to(self.device, getattr(torch, self.dtype)) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""
         if self.attention_type != "dense":
             dense.activate("")  # Another case may have replaced torch's flash kernels.
-        kind, options = self.attention_type, self.options
-        return attention.attend(kind, *inputs, causal=self.causal, options=options)
+        return attention.attend(
+            self.attention_type, *inputs, causal=self.causal, options=self.options
+        )
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
         """Yield a forward pass and, if requested, a forward pass with its backward pass."""
@@ -129,7 +132,7 @@ class AttentionCase(Case):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
             return Plan(reason="the memory depends on the input or on your own code")
-        return planned(self, lambda: list(self.workloads(*self.inputs(0))))
+        return planned(self, lambda: self.workloads(*self.inputs(0)))
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
@@ -142,14 +145,14 @@ class AttentionCase(Case):
         predicted = {"bytes": self.moved}
         if (work := self.work) is None:
             return predicted
-        flops = self._flops(work)
-        predicted |= {"flops": flops, "sparsity": work.sparsity}
-        predicted["block_sparsity"] = work.block_sparsity
+        flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
+        predicted |= {
+            "flops": flops,
+            "sparsity": work.sparsity,
+            "block_sparsity": work.block_sparsity,
+        }
         latency = roofline_ms(flops, self.moved, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
-
-    def _flops(self, work: attention.Work) -> int:
-        return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
         """Return why this machine cannot run the case, or an empty string.
@@ -172,17 +175,17 @@ class AttentionCase(Case):
         """Measure work, memory and error, and time the calls in turns with other attentions."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)
-        work, mask = self.work, None
-        if self.masked:
+        work, mask, flags = self.work, None, ()
+        if self.attention_type in ("sparse", "flex"):
             mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
             work = mask.work
+            flags = () if work.sparsity else (Flag.MASK_IS_DENSE,)
             yield self._build_mask(inputs, params)
         first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            flags = (Flag.MASK_IS_DENSE,) if self.masked and not work.sparsity else ()
-            how = {"method": "mask", "predicted": self.options.get("sparsity"), "flags": flags}
-            yield exact("sparsity", work.sparsity, **how)
+            asked = self.options.get("sparsity")
+            yield exact("sparsity", work.sparsity, method="mask", predicted=asked, flags=flags)
             yield exact("block_sparsity", work.block_sparsity, method="mask")
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
@@ -201,7 +204,7 @@ class AttentionCase(Case):
             timed = yield params.timed(self.device, {scope: call})
             latency = timed[scope]
             if work is not None:
-                flops = round(factor * self._flops(work))
+                flops = round(factor * work.flops(self.batch_size, self.num_heads, self.head_dim))
                 yield exact("flops", flops, scope=scope)
                 roofline = roofline_ms(flops, moved, self.dtype, ceilings)
                 latency = replace(latency, predicted=roofline)
@@ -209,9 +212,14 @@ class AttentionCase(Case):
             yield latency
             if scope == "forward":
                 yield compile_row(first_ms, latency.estimate)
-            if scope == "forward" and params.cold_cache:
-                cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
-                yield measure(call, predicted=latency.predicted, **cold)
+                if params.cold_cache:
+                    yield measure(
+                        call,
+                        scope="forward, cold",
+                        predicted=latency.predicted,
+                        cold=True,
+                        **params.timing(self.device),
+                    )
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
@@ -223,8 +231,8 @@ class AttentionCase(Case):
 
         few = params.timing(self.device) | {"budget_s": params.budget_s / 4}
         built = measure(build, scope="mask", **few)
-        kept = self._parsed.pattern not in CHOOSERS
-        return replace(built, details=built.details | {"kept": kept})
+        built.details["kept"] = self._parsed.pattern not in CHOOSERS
+        return built
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
         """Return a call that repeats the backward pass of one forward pass."""
@@ -243,8 +251,9 @@ class AttentionCase(Case):
         """Compare outputs of the first sequence with float64 attention under the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
-        mask = causal_mask(n, n)[rows] | (not self.causal)
-        if block_mask is not None:
+        if block_mask is None:
+            mask = (torch.arange(n) <= rows[:, None]) | (not self.causal)
+        else:
             heads = range(1 if block_mask.shared else self.num_heads)
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])
         q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))

@@ -1,26 +1,38 @@
-"""Define the parameters and the cases of the attention notebook."""
+"""Define the parameters and the cases of the attention notebook.
 
-from collections.abc import Sequence
+A case measures either an attention at one shape, or the loss of a trained decoder after sparse
+attention replaces dense attention. Losses are paired by seed: the dense and the sparse model have
+the same weights and read the same text.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, Any, ClassVar, Self
+from statistics import fmean  # The result of `sum` differs between versions of Python.
+from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from nanolib.config import NanoConfig
 from nanolib.experiments.attention.case import AttentionCase
-from nanolib.experiments.attention.quality import QualityCase
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Measurements
 from nanolib.meters.machine import resolve_device
-from nanolib.models import attention, functions
+from nanolib.models import Transformer, attention, create_model, functions, text
 from nanolib.models.attention import flash_attn
+from nanolib.models.attention.sparse import watched_work
+from nanolib.models.training import next_token_loss, train
 from nanolib.run import params as shared
-from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps
+from nanolib.run.case import Case, Ceilings, over_seeds
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, check_heads
 from nanolib.run.peaks_case import ceiling_cases
 
 _Attention = Annotated[
     dict[str, Any],
     BeforeValidator(lambda value: {"kind": value} if isinstance(value, str) else value),
 ]
+_HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 
 
 class Params(shared.Params):
@@ -102,14 +114,7 @@ class Params(shared.Params):
                 raise ValueError("; ".join(error.lines)) from None
         return values
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
-                "choose a divisor"
-            )
-        return self
+    _heads_divide = model_validator(mode="after")(check_heads)
 
     def look(self, cases: Sequence[Case]) -> None:
         """Import the user functions that the parameters name.
@@ -125,8 +130,8 @@ class Params(shared.Params):
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of an attention, with the installed flash-attn version."""
-    options = {name: option for name, option in value.items() if name != "kind"}
-    kind = value.get("kind")
+    options = dict(value)
+    kind = options.pop("kind", None)
     if kind == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
         options |= {"version": found} if found else {}
@@ -139,15 +144,23 @@ def cases(params: Params) -> list[Case]:
     kv_heads = params.num_kv_heads or params.num_heads
     rest = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
-    kinds = [_kind(value) for value in params.attention_types]
+    kinds = map(_kind, params.attention_types)
     shapes = product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
     for seq_len, batch_size, dtype, (kind, options) in shapes:
-        named = (device, kind_name(kind, options), kind, options)
-        found.append(AttentionCase(*named, seq_len, batch_size, dtype, *rest))
-    decoder = (params.quality_seq_len, params.quality_seeds, params.quality_steps)
-    decoder += (params.quality_d_model, params.quality_layers)
+        shape = (seq_len, batch_size, dtype, *rest)
+        found.append(AttentionCase(device, kind_name(kind, options), kind, options, *shape))
     for options in params.quality_attentions:
-        found.append(QualityCase(device, kind_name("sparse", options), options, *decoder))
+        case = QualityCase(
+            device,
+            kind_name("sparse", options),
+            options,
+            params.quality_seq_len,
+            params.quality_seeds,
+            params.quality_steps,
+            params.quality_d_model,
+            params.quality_layers,
+        )
+        found.append(case)
     return found
 
 
@@ -159,13 +172,90 @@ def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     words = ["flex"] if attention_type == "flex" else []
     words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
     words.append(attention.parse_options(attention_type, options).pattern)
+    labels = {"sparsity": "s={:g}", "block_size": "block_size={}", "seed": "seed={}"}
     for name, value in options.items():
         if value is None or name in ("pattern", "backend"):
             continue
-        if name == "sparsity":
-            words.append(f"s={value:g}")
-        elif name in ("block_size", "seed"):
-            words.append(f"{name}={value}")
-        else:
-            words.append("+".join(map(str, value if isinstance(value, list) else [value])))
+        text = "+".join(map(str, value)) if isinstance(value, list) else value
+        words.append(labels.get(name, "{}").format(text))
     return " ".join(words)
+
+
+@dataclass(frozen=True)
+class QualityCase(Case):
+    """Case that measures the loss of a small decoder with one sparse attention.
+
+    Attributes:
+        name: Name of the attention for people.
+        options: Options of the attention `sparse`.
+        seq_len: Sequence length, in bytes of text.
+        seeds: Number of decoders, each with its own initial weights.
+        steps: Training steps of the dense decoder.
+        d_model: Width of the decoder.
+        num_layers: Number of layers.
+    """
+
+    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
+
+    name: str
+    options: dict[str, Any]
+    seq_len: int
+    seeds: int
+    steps: int
+    d_model: int
+    num_layers: int
+
+    def __str__(self) -> str:
+        return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
+
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+        """Measure the loss difference from the dense model on held-out text.
+
+        Yields:
+            Rows of `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with
+            the scope `replaced`. All rows are means over seeds with intervals. Losses are in nats
+            per byte.
+        """
+        shape = {"context_length": self.seq_len, "d_model": self.d_model}
+        shape |= {"num_layers": self.num_layers, "num_heads": 4, "vocab_size": text.VOCAB_SIZE}
+        sparse = NanoConfig(**shape, attention_type="sparse", attention_options=self.options)
+        sparsities, losses, differences = [], [], []
+        for seed in range(self.seeds):
+            weights, dense_loss = _train_dense(self.device, self.steps, seed, **shape)
+            model = create_model(sparse, self.device, seed=0)
+            # The dense model has no score layer for the pattern `dca`, so the layer is untrained.
+            model.load_state_dict(weights, strict=False)
+            with watched_work() as found:
+                differences.append(_loss(model) - dense_loss)
+            sparsities.append(fmean(work.sparsity for work in found))
+            losses.append(dense_loss)
+        yield over_seeds("sparsity", sparsities, predicted=self.options.get("sparsity"))
+        yield over_seeds("loss", losses, "dense")
+        yield over_seeds("loss_difference", differences, "replaced", paired=True)
+
+
+def _batches(model: Transformer, count: int, seed: int | None) -> Iterator[torch.Tensor]:
+    """Draw batches of text: training text for a seed, or held-out text if the seed is None."""
+    data = text.load("")
+    cut = len(data) * 9 // 10
+    part = data[cut:] if seed is None else data[:cut]
+    generator = torch.Generator().manual_seed(seed or 0)
+    length, device = model.config.context_length + 1, next(model.parameters()).device
+    return text.batches(part, count, _BATCH, length, generator, device)
+
+
+@torch.no_grad()
+def _loss(model: Transformer) -> float:
+    """Return the loss on held-out text, nats per byte."""
+    held_out = _batches(model, _HELD_OUT_BATCHES, None)
+    return fmean(float(next_token_loss(model, ids)) for ids in held_out)
+
+
+@functools.lru_cache(maxsize=64)  # All sparse attentions share the dense decoders.
+def _train_dense(
+    device: str, steps: int, seed: int, **shape: int
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Train a dense decoder, and return its weights and its loss on held-out text."""
+    model = create_model(NanoConfig(**shape), device, seed=seed)
+    train(model, _batches(model, steps, seed), _RATE)
+    return model.state_dict(), _loss(model)

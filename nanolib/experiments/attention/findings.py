@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.charts import roofline_words
-from nanolib.report.claims import compare_speed, drop_short, find_fastest
 from nanolib.report.finding import Estimate, Finding, Order, Pairs, comparing
 from nanolib.report.overview import explain_missing, join_words, table_of
+from nanolib.report.shared import compare_speed, drop_short, find_fastest, roofline_words
 from nanolib.report.tables import (
     ONE,
     Column,
@@ -132,16 +131,18 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         about = f"{causal}, batch {int(batch)}, {dtype}{f', run {run_id[:8]}' if several else ''}"
         sparse += _compare_sparse(group, about)
         own += _compare_own(group, about)
-        kernels = group[group["is_dense"] & group["speed_up_over"].map(bool)]
+        kernels = drop_missing(group[group["is_dense"]], "speed_up")
         longest = kernels["seq_len"].max()
         where = f"at {longest:,.0f} tokens"
         kernels = kernels[kernels["seq_len"] == longest]
         dense += find_fastest(kernels, "name", "forward", "dense kernel", where, about)
     if not sparse:
-        text = "Sparse attention was not compared with dense attention"
-        why = "no mask that removes pairs was timed in turns with a dense kernel"
-        next_step = "add both to attention_types, or use longer seq_lens"
-        own.append(Finding(text, why, next_step))
+        missing = Finding(
+            "Sparse attention was not compared with dense attention",
+            "no mask that removes pairs was timed in turns with a dense kernel",
+            "add both to attention_types, or use longer seq_lens",
+        )
+        own.append(missing)
     losses = _compare_losses(quality_table(rows))
     return [*sparse, *own, *losses, *dense, *roofline_words(rows, "attention")]
 

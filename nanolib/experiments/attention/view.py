@@ -10,7 +10,10 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.charts import (
+from nanolib.report.overview import rows_with_factor, why_empty
+from nanolib.report.plot import plot, point_columns
+from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import (
     COUNTED_KEY,
     KEY,
     PLAN_KEY,
@@ -18,9 +21,6 @@ from nanolib.report.charts import (
     scaling_chart,
     series_names,
 )
-from nanolib.report.overview import rows_with_factor, why_empty
-from nanolib.report.plot import plot, point_columns
-from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
 
@@ -56,6 +56,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         xunit="Sequence length (tokens)",
         log="xy",
         ref=1.0,
+        ref_label="dense",
     )
 
 
@@ -69,9 +70,9 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
-        lacking = "the loss was not measured; set quality_attentions"
         cases = rows_with_factor(rows, "attention", "seeds")
-        return empty_chart(title, why_empty(cases, "attention", lacking))
+        why = why_empty(cases, "attention", "the loss was not measured; set quality_attentions")
+        return empty_chart(title, why)
     data = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],

@@ -1,6 +1,7 @@
 """Measure attention over a sequence that is sharded across ranks, and plan its memory."""
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,24 +11,21 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.launch import Launch, link_rows
-from nanolib.experiments.distributed.share import Share, draw
-from nanolib.measurement import Measurement, Measurements, Provenance, exact
+from nanolib.experiments.distributed.launch import Launch, Share, draw, link_rows
+from nanolib.measurement import Measurement, Measurements, Provenance, Unsupported, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
-from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_cases, measure_on_ranks
+from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.ranks import lacking
-from nanolib.stats.scaling import LinkCost
+from nanolib.stats.intervals import LinkCost
 
-DECODE, FORWARD, TRAINING, MEMORY = "decode", "forward", "training", "memory"
-RING, ZIGZAG, ULYSSES, DENSE, MATH = "ring", "zigzag", "ulysses", "dense", "math"
-PREFILL_ALGORITHMS = (RING, ZIGZAG, ULYSSES)
+PREFILL_ALGORITHMS = ("ring", "zigzag", "ulysses")
 # Only the first rank computes these algorithms, and the other ranks wait.
-WHOLE = (DENSE, MATH)
+WHOLE = ("dense", "math")
 # The float64 check stores all scores and keys, so nanolib checks at most this many elements.
 _CHECKED_ELEMENTS = 2**25
 
@@ -88,16 +86,20 @@ class ShardedCase(RanksCase):
         return self._split(self.world_size)
 
     def _split(self, world_size: int) -> Sharding:
-        split = Sharding.zigzag if self.algorithm == ZIGZAG else Sharding.contiguous
+        split = Sharding.zigzag if self.algorithm == "zigzag" else Sharding.contiguous
         return split(self.seq_len, world_size)
 
-    def traffic(self, world_size: int) -> Traffic | None:
-        """Return the communication of one call on some ranks, or None if there is no formula."""
-        if self.algorithm in WHOLE or self.phase == TRAINING:
+    def traffic(self, world_size: int = 0) -> Traffic | None:
+        """Return the communication of one call, or None if there is no formula.
+
+        Args:
+            world_size: Number of ranks, or 0 for that of the case.
+        """
+        if self.algorithm in WHOLE or self.phase == "training":
             return None
         return traffic_of(
             self.algorithm,
-            self._split(world_size),
+            self._split(world_size or self.world_size),
             batch=self.batch_size,
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
@@ -108,7 +110,7 @@ class ShardedCase(RanksCase):
     @property
     def is_checked(self) -> bool:
         """Whether a rank has the memory to compare its output with a float64 reference."""
-        queries = 1 if self.phase == DECODE else self.seq_len / self.world_size
+        queries = 1 if self.phase == "decode" else self.seq_len / self.world_size
         rows = self.batch_size * self.num_heads * self.seq_len
         return rows * max(queries, self.head_dim) <= _CHECKED_ELEMENTS
 
@@ -116,12 +118,12 @@ class ShardedCase(RanksCase):
         """Return why the ranks cannot run the algorithm, or an empty string."""
         heads, kv_heads, ranks = self.num_heads, self.num_kv_heads, self.world_size
         shares_heads = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-        if self.algorithm == ULYSSES and not shares_heads:
+        if self.algorithm == "ulysses" and not shares_heads:
             return (
                 f"ulysses cannot split {heads} query heads and {kv_heads} key heads over {ranks} "
                 "ranks; choose a divisor of both"
             )
-        return lacking(self.device, 1 if self.phase == MEMORY else ranks)
+        return lacking(self.device, 1 if self.phase == "memory" else ranks)
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of the first rank. Other ranks are simulated."""
@@ -140,16 +142,12 @@ class ShardedCase(RanksCase):
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the peak memory of a rank in MiB, the communication steps and the sent bytes."""
-        most, traffic = self.rank_plan().most, self.traffic(self.world_size)
+        most, traffic = self.rank_plan().most, self.traffic()
         predicted = {} if most is None else {"peak_memory": most / MIB}
         if traffic:
             predicted["communication steps"] = traffic.rounds
             predicted["bytes sent per rank"] = max(traffic.sent)
         return predicted
-
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the algorithm alone."""
-        return (row for _, row in self.launch([self], params))
 
     def launch(
         self, cases: Sequence["ShardedCase"], params: Any
@@ -159,42 +157,33 @@ class ShardedCase(RanksCase):
         The times of collectives and the communication model belong to the first case.
         """
         launch = Launch(*measure_on_ranks(rank, cases, params))
-        link, rows = link_rows(launch, f"{self.world_size} ranks")
+        link, rows = link_rows(launch)
         yield from ((cases[0], row) for row in rows)
         for case in cases:
-            others = [other.algorithm for other in cases if other is not case]
-            yield from ((case, row) for row in case._rows(launch, link, others, params))
+            yield from ((case, row) for row in case._rows(launch, link, params))
 
-    def _rows(
-        self, launch: Launch, link: LinkCost | None, others: Sequence[str], params: Any
-    ) -> Measurements:
-        name, traffic = self.algorithm, self.traffic(self.world_size)
-        yield launch.latency(name, self.phase)
-        yield from launch.speed_ups(name, others, self.phase)
-        planned_mib = self.predict().get("peak_memory")
-        yield from launch.counts(name, self.phase, traffic, planned_mib)
-        if not (link and traffic):
-            yield from launch.parts(name)
-            return
-        parts = {part.scope: part for part in launch.parts(name, _sending_ms(link, traffic))}
+    def _rows(self, launch: Launch, link: LinkCost | None, params: Any) -> Measurements:
+        yield from launch.rows(self)
+        traffic = self.traffic()
+        sending_ms = _sending_ms(link, traffic) if link and traffic else None
+        parts = {part.scope: part for part in launch.parts(self.algorithm, sending_ms)}
         yield from parts.values()
+        if sending_ms is None:
+            return
         for world in (self.world_size, *params.extrapolate_to_ranks):
             if world >= self.world_size:
-                yield self._modelled(world, parts["compute"], link)
-
-    def _modelled(self, world: int, compute: Measurement, link: LinkCost) -> Measurement:
-        """Predict the latency on some ranks from evenly divided work and the fitted model."""
-        sending_ms = _sending_ms(link, self.traffic(world))
-        return Measurement(
-            "latency",
-            compute.estimate * self.world_size / world + sending_ms,
-            n=1,
-            provenance=Provenance.MODELLED,
-            method="alpha-beta",
-            scope=f"{self.phase} at {world} ranks",
-            flags=compute.flags,
-            details={"world_size": world},
-        )
+                # The ranks divide the work evenly, and the fitted model gives the communication.
+                compute_ms = parts["compute"].estimate * self.world_size / world
+                yield Measurement(
+                    "latency",
+                    compute_ms + _sending_ms(link, self.traffic(world)),
+                    n=1,
+                    provenance=Provenance.MODELLED,
+                    method="alpha-beta",
+                    scope=f"{self.phase} at {world} ranks",
+                    flags=launch.flags,
+                    details={"world_size": world},
+                )
 
 
 def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
@@ -213,9 +202,16 @@ class MemoryCase(ShardedCase):
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Yield the planned peak memory of a rank."""
-        if (most := self.rank_plan().most) is not None:
-            how = {"method": "plan", "provenance": Provenance.MODELLED}
-            yield exact("peak_memory", most / MIB, scope=self.phase, **how)
+        plan = self.rank_plan()
+        if plan.most is None:
+            raise Unsupported(plan.reason or plan.unsupported)
+        yield exact(
+            "peak_memory",
+            plan.most / MIB,
+            scope=self.phase,
+            method="plan",
+            provenance=Provenance.MODELLED,
+        )
 
 
 @contextlib.contextmanager
@@ -237,33 +233,37 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure the algorithms on this rank, and return a result for `Launch`."""
-    cases, seed, budget_s, device = asked_cases(ShardedCase, asked)
-    me, several, how = dist.get_rank(), dist.get_world_size() > 1, {"device": device, "seed": seed}
-    links = []
-    if several and cases[0].phase == DECODE:
+    cases = [ShardedCase(**factors) for factors in asked["cases"]]
+    seed, budget_s = asked["seed"], asked["budget_s"]
+    device = torch.device(cases[0].device.split(":")[0])
+    me, how, links = dist.get_rank(), {"device": device, "seed": seed}, []
+    if dist.get_world_size() > 1 and cases[0].phase == "decode":
         links = time_collectives(budget_s, **how)
+    # Algorithms with equal layouts share the tensors of this rank.
+    drawn = functools.cache(functools.partial(draw, cases[0], seed=seed, device=device))
     whole = Sharding.contiguous(cases[0].seq_len, 1)
-    drawn = {}  # Algorithms with equal layouts share the tensors of this rank.
     calls, parts, found = {}, {}, {}
     for case in cases:
-        for layout in (case.layout, *([whole] if case.is_checked else [])):
-            if layout not in drawn:
-                at = 0 if layout == whole else me
-                drawn[layout] = draw(case, layout, at, seed, device)
-        name, share = case.algorithm, Share(case, me, drawn[case.layout], drawn.get(whole, ()))
+        name = case.algorithm
+        share = Share(case, me, drawn(case.layout, me), drawn(whole, 0) if case.is_checked else ())
         share.call()
         with peak_memory(device, *share.tensors) as peak:
             share.call()
         calls[name], found[name] = share.call, {"peak": peak.own, "method": peak.method}
-        if case.phase != TRAINING:
+        if case.phase != "training":
             parts[name] = share.in_parts
         if case.is_checked:
             found[name]["error"] = share.error()
-        if several and case.traffic(case.world_size):
+        if case.traffic():
             found[name]["bytes"] = count_bytes(share.call, calls=2)
     times = time_across_ranks(calls, budget_s, **how)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
         times.ms[link["scope"]] = link.pop("blocks")
-    timed = {"blocks": times.ms, "busy": times.is_busy, "found": found, "links": links}
-    return timed | {"parts": time_parts_across_ranks(parts, budget_s, device=device)}
+    return {
+        "blocks": times.ms,
+        "busy": times.is_busy,
+        "found": found,
+        "links": links,
+        "parts": time_parts_across_ranks(parts, budget_s, device=device),
+    }

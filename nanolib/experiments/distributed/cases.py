@@ -1,20 +1,12 @@
 """Define the parameters and the cases of the distributed notebook."""
 
 from itertools import product
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from nanolib.experiments.distributed.case import (
-    DECODE,
-    DENSE,
-    FORWARD,
-    MATH,
-    MEMORY,
     PREFILL_ALGORITHMS,
-    RING,
-    TRAINING,
-    ULYSSES,
     WHOLE,
     MemoryCase,
     ShardedCase,
@@ -23,7 +15,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, check_heads
 from nanolib.run.ranks import HANG_S, nodes_of
 
 
@@ -94,14 +86,7 @@ class Params(shared.Params):
             raise ValueError("calls in the processes of ranks are not traced; leave trace out")
         return value
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        if heads % kv_heads:
-            raise ValueError(
-                f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
-            )
-        return self
+    _heads_divide = model_validator(mode="after")(check_heads)
 
 
 def cases(params: Params) -> list[Case]:
@@ -110,18 +95,18 @@ def cases(params: Params) -> list[Case]:
     # A launch on several ranks also times one rank, so one rank has no launch of its own.
     several = [world for world in params.world_sizes if world > 1]
     heads = (params.batch_size, params.num_heads, params.num_kv_heads, params.head_dim)
-    phases = [(DECODE, params.seq_lens, params.algorithms)]
-    for phase in (FORWARD, TRAINING) if params.backward else (FORWARD,):
+    phases = [("decode", params.seq_lens, params.algorithms)]
+    for phase in ("forward", "training") if params.backward else ("forward",):
         phases.append((phase, params.prefill_seq_lens, params.prefill_algorithms))
     found = []
     for dtype, (phase, lengths, algorithms) in product(params.dtypes, phases):
-        names = (DENSE, *algorithms) if several else (DENSE,)
+        names = ("dense", *algorithms) if several else ("dense",)
         for seq_len, world, name in product(lengths, several or [1], names):
             shape = (phase, name, world, seq_len, *heads, dtype, params.threads)
             found.append(ShardedCase(device, *shape, nodes=nodes_of(world)))
-    for dtype, name in product(params.dtypes, (MATH, DENSE, RING, ULYSSES)):
+    for dtype, name in product(params.dtypes, ("math", "dense", "ring", "ulysses")):
         worlds = [1] if name in WHOLE else several
         for world, seq_len in product(worlds, params.memory_seq_lens):
-            shape = (MEMORY, name, world, seq_len, *heads, dtype, params.threads)
+            shape = ("memory", name, world, seq_len, *heads, dtype, params.threads)
             found.append(MemoryCase(device, *shape))
     return found

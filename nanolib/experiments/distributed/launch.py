@@ -1,26 +1,131 @@
-"""Make rows of measurements from the times of all ranks of a launch.
+"""Attend to one rank's part of a sequence, and make rows from the results of all ranks.
 
 The time of a call is the time on the slowest rank.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.ranks import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
-from nanolib.models.attention.ranks import Traffic
+from nanolib.models import attention
+from nanolib.models.attention.partial import partial_attention
+from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.numbers import MIB
-from nanolib.stats.intervals import TooFewSamples
-from nanolib.stats.scaling import LinkCost, link_cost
+from nanolib.stats.intervals import LinkCost, link_cost
 
 _SLOWEST = "perf_counter, slowest rank"
+
+
+def draw(case: Any, layout: Sharding, rank: int, seed: int, device: torch.device) -> list[Tensor]:
+    """Draw a rank's parts of random tensors, which do not depend on the layout.
+
+    The function draws one head at a time, so no rank needs memory for the whole sequence.
+
+    Returns:
+        q, k, v and, for training, the gradient of the output, shape
+        [batch, heads, local_len, head_dim] each. In decoding, q has one token on every rank.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    like = {"dtype": getattr(torch, case.dtype), "device": device}
+    counts = [case.num_heads, case.num_kv_heads, case.num_kv_heads]
+    counts += [case.num_heads] if case.phase == "training" else []
+    tensors = []
+    for heads in counts:
+        is_query = case.phase == "decode" and not tensors
+        length, total = (1, 1) if is_query else (layout.length(rank), case.seq_len)
+        part = torch.empty(case.batch_size, heads, length, case.head_dim, **like)
+        for head in part.split(1, dim=1):
+            shape = (case.batch_size, 1, total, case.head_dim)
+            whole = torch.randn(shape, generator=generator, **like)
+            head.copy_(whole if is_query else layout.take(whole, rank))
+        tensors.append(part)
+    if case.phase == "training":
+        for part in tensors[:3]:
+            part.requires_grad_()
+    return tensors
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of a sequence, with the calls of one algorithm on this part.
+
+    Attributes:
+        case: Case with the phase and the algorithm.
+        rank: Number of the rank.
+        tensors: The rank's tensors from `draw`.
+        whole: Tensors of the whole sequence, or nothing if no check needs them.
+    """
+
+    case: Any
+    rank: int
+    tensors: Sequence[Tensor]
+    whole: Sequence[Tensor] = ()
+
+    def call(self) -> Any:
+        """Run the call whose time and memory nanolib measures."""
+        if self.case.phase == "training":
+            *inputs, gradient = self.tensors
+            return torch.autograd.grad(self._attend(), inputs, gradient, allow_unused=True)
+        with torch.no_grad():
+            return self._attend()
+
+    def _attend(self, shard: Sequence[Tensor] = (), timer: Any = None) -> Tensor:
+        algorithm, is_decoding = self.case.algorithm, self.case.phase == "decode"
+        q, k, v = self.tensors[0], *(shard or self.tensors[1:3])
+        if algorithm in ("dense", "math"):  # Only the first rank has keys.
+            if self.rank > 0:
+                return q[:, :, :0]
+            if is_decoding:  # This is faster than the dense kernel if heads share keys.
+                return partial_attention(q, k, v)[0].to(q.dtype)
+            options = {"backend": "math"} if algorithm == "math" else None
+            return attention.attend("dense", q, k, v, causal=True, options=options)
+        how = {"layout": self.case.layout, "timer": timer}
+        if is_decoding:
+            return tree_attention_decode(q, k, v, algorithm=algorithm, **how)
+        if algorithm == "ulysses":
+            return ulysses_attention(q, k, v, **how)
+        return ring_attention(q, k, v, overlap=timer is None, **how)
+
+    @torch.no_grad()
+    def in_parts(self, timer: Any) -> None:
+        """Run the parts one after the other, because overlapping parts have no separate times."""
+        case, shard = self.case, ()
+        if case.algorithm == "dense":
+            with timer.time_block("comp_attention"):
+                self._attend()
+            return
+        if case.phase == "decode" and self.whole:  # A long sequence is on no rank as a whole.
+            with timer.time_block("comp_shard_kv"):
+                shard = [case.layout.take(x, self.rank) for x in self.whole[1:3]]
+        self._attend(shard, timer)
+
+    def error(self) -> float:
+        """Return the relative error of this rank's output against float64."""
+        with torch.no_grad():
+            out = self._attend()
+        if not out.numel():
+            return 0.0
+        n, device = self.case.seq_len, out.device
+        if self.case.phase == "decode":
+            mask = causal_mask(1, n, device)
+        else:
+            mask = self.case.layout.take(causal_mask(n, n, device), self.rank, dim=0)
+        q, *keys = self.tensors[0].detach(), *self.whole[1:3]
+        return relative_error(out, masked_attention(q, *keys, mask))
 
 
 @dataclass(frozen=True)
@@ -38,46 +143,47 @@ class Launch:
     answers: Sequence[Mapping[str, Any]]
     flags: tuple[Flag, ...] = ()
 
-    def _slowest(self, scope: str) -> np.ndarray:
-        """Return the time of the slowest rank in each block, ms, shape [blocks]."""
-        return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
+    @cached_property
+    def _ms(self) -> dict[str, np.ndarray]:
+        """The time of the slowest rank in each block, by scope, ms, shape [blocks] each."""
+        return {
+            scope: np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
+            for scope in self.answers[0]["blocks"]
+        }
 
     def latency(self, name: str, scope: str, **details: Any) -> Measurement:
         """Return the `latency` of a call that all ranks make together."""
-        row = summarize(self._slowest(name), scope=scope, method=_SLOWEST, details=details)
+        row = summarize(self._ms[name], scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
 
     @cached_property
     def _rounds(self) -> list[Round]:
-        ms = {scope: self._slowest(scope) for scope in self.answers[0]["blocks"]}
         busy = np.any([answer["busy"] for answer in self.answers], axis=0)
         return [
-            Round({scope: blocks[at : at + 1] for scope, blocks in ms.items()}, bool(is_busy))
+            Round({scope: ms[at : at + 1] for scope, ms in self._ms.items()}, bool(is_busy))
             for at, is_busy in enumerate(busy)
         ]
 
-    def speed_ups(self, name: str, others: Iterable[str], scope: str) -> Measurements:
-        """Yield the speed-ups of a call over other calls, if enough rounds contain both calls."""
-        for other in others:
+    def rows(self, case: Any) -> Measurements:
+        """Yield the time, the speed-ups, the memory, the error and the communication of a case.
+
+        The memory and the error are the largest of all ranks. A speed-up over another algorithm of
+        the launch needs enough rounds.
+        """
+        name, scope, traffic = case.algorithm, case.phase, case.traffic()
+        yield self.latency(name, scope)
+        for other in (other for other in self.answers[0]["found"] if other != name):
             row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
             if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
-
-    def counts(
-        self, name: str, scope: str, traffic: Traffic | None, planned_mib: float | None = None
-    ) -> Measurements:
-        """Yield the largest peak and error of all ranks, and the communication of one call.
-
-        Args:
-            name: Name of the algorithm.
-            scope: Scope of the rows.
-            traffic: Communication of one call by formula, or None if there is no formula.
-            planned_mib: Planned peak memory of a rank, MiB.
-        """
         found = [answer["found"][name] for answer in self.answers]
-        peak = max(one["peak"] for one in found) / MIB
-        method = f"{found[0]['method']}, largest rank"
-        yield exact("peak_memory", peak, scope=scope, method=method, predicted=planned_mib)
+        yield exact(
+            "peak_memory",
+            max(one["peak"] for one in found) / MIB,
+            scope=scope,
+            method=f"{found[0]['method']}, largest rank",
+            predicted=case.predict().get("peak_memory"),
+        )
         if "error" in found[0]:
             error = max(one["error"] for one in found)
             yield Measurement("relative_error", error, n=len(found), method="float64", scope=scope)
@@ -87,8 +193,15 @@ class Launch:
         yield exact("communication_steps", traffic.rounds, scope=scope)
         yield exact("wire_bytes", mean, scope=scope, details={"most": max(traffic.sent)})
         if (counted := found[0].get("bytes")) is not None:
-            how = {"n": 1, "method": "interface", "predicted": mean, "flags": self.flags}
-            yield Measurement("wire_bytes", counted / len(found), scope=scope, **how)
+            yield Measurement(
+                "wire_bytes",
+                counted / len(found),
+                n=1,
+                method="interface",
+                scope=scope,
+                flags=self.flags,
+                predicted=mean,
+            )
 
     def parts(self, name: str, predicted_ms: float | None = None) -> Measurements:
         """Yield a `component_time` row per part, and for compute, wait and communication.
@@ -97,50 +210,47 @@ class Launch:
             name: Name of the call.
             predicted_ms: Communication time of one call by the cost model, ms.
         """
-        ranks = {
-            rank: pd.DataFrame(answer["parts"].get(name))
-            for rank, answer in enumerate(self.answers)
-        }
-        parts = pd.concat(ranks).fillna(0.0)
+        runs = [pd.DataFrame(answer["parts"].get(name)) for answer in self.answers]
+        parts = pd.concat(runs).fillna(0.0)
         if parts.empty:  # nanolib times no parts of a training pass.
             return
         for prefix, kind in KINDS.items():
             parts[kind] = parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
-        for scope, ms in parts.items():
-            longest = ms.groupby(level=1).max()  # The levels are ranks and runs.
+        for scope, longest in parts.groupby(level=0).max().items():  # The index is the run.
             row = summarize(longest.to_numpy(), scope=scope, method=_SLOWEST)
             predicted = predicted_ms if scope == "communication" else None
             yield replace(row, metric="component_time", predicted=predicted, flags=self.flags)
 
 
-def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
+def link_rows(launch: Launch) -> tuple[LinkCost | None, list[Measurement]]:
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
         launch: Results from the ranks. The list `links` in each result contains the messages, the
             bytes and the scope of each collective.
-        scope: Scope of the rows with the fitted cost.
 
     Returns:
-        The fitted cost and the rows. The cost is None if too few sizes were timed. The rows
-        contain the times of the collectives and, if there is one, the fitted cost.
+        The fitted cost and the rows. The cost is None if no collectives were timed. The rows
+        contain the times of the collectives and the fitted cost.
     """
-    rows = [launch.latency(link["scope"], **link) for link in launch.answers[0]["links"]]
-    messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
-    try:
-        link = link_cost(messages, sent, [np.median(row.samples) / 1e3 for row in rows])
-    except TooFewSamples:
-        return None, rows
-    costs = zip(rows, messages, sent, strict=True)
-    rows = [replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
+    links = launch.answers[0]["links"]
+    if not links:
+        return None, []
+    rows = [launch.latency(link["scope"], **link) for link in links]
+    messages, sent = ([link[name] for link in links] for name in ("messages", "sent"))
+    cost = link_cost(messages, sent, [np.median(row.samples) / 1e3 for row in rows])
+    rows = [
+        replace(row, predicted=1e3 * cost.seconds(row.details["messages"], row.details["sent"]))
+        for row in rows
+    ]
     fit = {
         "n": len(rows),
         "method": "least squares over collectives",
-        "scope": scope,
+        "scope": f"{len(launch.answers)} ranks",
         "flags": launch.flags,
-        "details": {"residuals": list(link.residuals)},
+        "details": {"residuals": list(cost.residuals)},
     }
-    rows.append(Measurement("link_latency", 1e3 * link.alpha, **fit))
-    if link.beta:
-        rows.append(Measurement("link_bandwidth", 1 / link.beta, **fit))
-    return link, rows
+    rows.append(Measurement("link_latency", 1e3 * cost.alpha, **fit))
+    if cost.beta:
+        rows.append(Measurement("link_bandwidth", 1 / cost.beta, **fit))
+    return cost, rows

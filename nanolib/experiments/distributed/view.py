@@ -3,11 +3,11 @@
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag, Provenance
-from nanolib.report.claims import compare_speed, find_fastest
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import explain_missing, pick, rows_with_factor, table_of, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import compare_speed, find_fastest, pick_fastest
 from nanolib.report.tables import (
     Column,
     add_metric_columns,
@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("shape", "Ranks, dtype"),
     Column("seq_len", "Seq len"),
     Column("call", "Phase, algorithm"),
-    Column("latency", "Time, ms [95 %]"),
+    Column("latency", "Time, ms [95 %]", "latency", "call"),
     *(Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind) for kind in KINDS),
     Column("memory", "Peak memory per rank, MiB (phase memory: planned)", "peak_memory"),
     Column("efficiency", "Efficiency [95 %]"),
@@ -39,7 +39,6 @@ _COLUMNS = (
     Column("relative_error", "", "relative_error"),
     Column("state", "State"),
 )
-RANK_COLUMNS = titles(_COLUMNS)
 COMPONENT_COLUMNS = {
     "shape": "Ranks, dtype",
     "seq_len": "Seq len",
@@ -59,16 +58,15 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = flagged(case_rows(rows, _SHAPE, "phase"), rows)
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
-    latency = Column("latency", "", "latency", "call")
-    table = add_metric_columns(table, own, [latency, *_COLUMNS])
+    table = add_metric_columns(table, own, _COLUMNS)
     table = with_speed_ups(table, rows, table["phase"])
     over_one_rank = rows[rows["scope"].str.endswith(OVER + BASELINE)]
     table = with_state(with_speed_ups(table, over_one_rank, table["phase"], "gain"))
     for end in ("_low", "", "_high"):
         table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
     table["call"] = table["phase"] + ", " + table["algorithm"].str.replace("_", " ")
-    shape = ["dtype", "seq_len", "world_size"]
-    return _add_ranks(table).sort_values(shape, kind="stable", ignore_index=True)
+    order = ["dtype", "seq_len", "world_size"]
+    return _add_ranks(table).sort_values(order, kind="stable", ignore_index=True)
 
 
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
@@ -88,9 +86,7 @@ def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per component of a call, such as local attention."""
     found = pick(rows, "component_time")
-    found = found[~found["scope"].isin(["compute", "communication"])].reset_index(drop=True)
-    if found.empty:
-        return pd.DataFrame()
+    found = found[~found["scope"].isin(["compute", "communication"])]
     words = {"^comp_": "compute: ", "^comm_": "communication: ", "_": " "}
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
@@ -151,6 +147,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
         return empty_chart(title, why_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
+    table = table.drop_duplicates(["algorithm", "dtype", "component"], keep="last")
     parts = table["component"].str.split(": ")
     data = {
         "panel": table["algorithm"].str.replace("_", " ") + ", " + table["dtype"],
@@ -179,8 +176,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
         table = table[table["phase"].isin(["forward", "memory"])]
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    most = table["world_size"] == table["world_size"].max()
-    table = table[most | (table["world_size"] == 1)]
+    table = table[table["world_size"].isin([1, table["world_size"].max()])]
     data = {
         "series": table["algorithm"] + ", " + table["shape"],
         "x": table["seq_len"].astype(int),
@@ -211,25 +207,31 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         what = f"prefill of {n:,.0f} tokens ({phase})"
         if phase == "decode":
             what = f"decoding over {n:,.0f} keys"
-        lines = lines[(lines["seq_len"] == n) & (lines["algorithm"] != BASELINE)]
-        lines = drop_oversubscribed(lines)
+        is_sharded = lines["algorithm"] != BASELINE
+        lines = drop_oversubscribed(lines[(lines["seq_len"] == n) & is_sharded])
         if lines.empty:
-            text = f"The scaling of {what} was not measured"
-            why = "no algorithm ran on several ranks with cores of their own"
-            next_step = "set world_sizes to [1, 2], or reduce threads"
-            scaling.append(Finding(text, why, next_step, dtype))
+            missing = Finding(
+                f"The scaling of {what} was not measured",
+                "no algorithm ran on several ranks with cores of their own",
+                "set world_sizes to [1, 2], or reduce threads",
+                dtype,
+            )
+            scaling.append(missing)
             continue
         lines = lines[lines["world_size"] == lines["world_size"].max()]
-        best = lines.loc[lines["latency"].idxmin()]
+        best = pick_fastest(lines, "latency")
         lines = lines[lines["run_id"] == best["run_id"]]
         scaling.append(_compare_with_one_rank(best, what))
         where = f"for {what} on {best['ranks']} ranks"
         fastest += find_fastest(lines, "algorithm", "latency", "algorithm", where, dtype)
         if phase == "decode" and best[[*KINDS]].notna().all():
-            text = f"{what.capitalize()} on {best['ranks']} ranks has three parts"
-            evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
-            figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
-            parts.append(Finding(text, evidence, about=dtype, figures=figures))
+            found = Finding(
+                f"{what.capitalize()} on {best['ranks']} ranks has three parts",
+                ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS),
+                about=dtype,
+                figures=tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS),
+            )
+            parts.append(found)
     return [*scaling[:2], *parts[:1], *fastest, *scaling[2:]]
 
 
@@ -253,7 +255,7 @@ SECTION = Section(
         "sharded_memory": sharded_memory,
     },
     {
-        "Time and memory": CaseTable(rank_table, RANK_COLUMNS),
+        "Time and memory": CaseTable(rank_table, titles(_COLUMNS)),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
     },
     verdict,

@@ -1,18 +1,31 @@
-"""Define the parameters and cases of the FP8 notebook."""
+"""Define the parameters and cases of the FP8 notebook, and the case that measures speed."""
 
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.fp8.small_decoder import TRAINED, ParityCase
-from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
+from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
+from nanolib.measurement import Measurement, exact
+from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
-from nanolib.run.case import Case
+from nanolib.models.user import logits_of
+from nanolib.run.case import Case, Ceilings, Measuring, Predicted, timed_call_ms
+from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Length, Preset, known_corpus
-from nanolib.run.peaks_case import ceiling_cases, no_product
+from nanolib.run.peaks_case import ceiling_cases, no_product, rate_rows
+
+# Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.
+DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
+    f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
+}
+MODES = ("forward", "training_step")
 
 
 class Params(OwnModelParams):
@@ -107,10 +120,126 @@ def cases(params: Params) -> list[Case]:
         for compiled in params.compiled
         for precision in params.precisions
     ]
-    products = dict.fromkeys(product_of(case.precision) for case in speed)
+    products = dict.fromkeys(case.product for case in speed)
     possible = [name for name in products if not no_product(name, device)]
     ceilings = ceiling_cases(device, possible, params.budget_s) if possible else []
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     runs = (params.parity_seeds, params.seed, params.parity_steps, *small, params.parity_margin)
     parity = [ParityCase(device, recipe, *runs) for recipe in params.parity_recipes]
     return [*ceilings, *speed, *parity]
+
+
+@dataclass(frozen=True)
+class SpeedCase(ModelWorkCase):
+    """Case of one model in one precision. The plan excludes the memory of casts."""
+
+    VARIES: ClassVar = ("precision",)
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    precision: str
+    mode: str
+    compiled: bool
+    seq_len: int
+    batch_size: int
+    keep: tuple[str, ...]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Return whether the other precisions are compared with this case."""
+        return self.precision == "bfloat16"
+
+    @property
+    def recipe(self) -> str:
+        """Return the FP8 recipe, or an empty string for another precision."""
+        return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
+
+    @property
+    def product(self) -> str:
+        """Return the dtype of the matrix products, which is `fp8` for FP8 recipes."""
+        return "fp8" if self.recipe else self.precision
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the weights."""
+        return DTYPES[self.precision]
+
+    @property
+    def model_case(self) -> ModelCase:
+        """Return the case of the model notebook that does the same work."""
+        mode = "inference" if self.mode == "forward" else "training"
+        return ModelCase(*self.shape, mode, "compile" if self.compiled else "eager")
+
+    def __str__(self) -> str:
+        """Return the model, the precision and the shape."""
+        precision = f"{self.precision}{' compiled' if self.compiled else ''}"
+        return f"{self.name} {self.mode} {precision} n={self.seq_len} batch={self.batch_size}"
+
+    def unsupported(self) -> str:
+        """Return why this machine cannot run the case, or an empty string."""
+        return no_product(self.product, self.device) or super().unsupported()
+
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return FLOPs and parameters, and for FP8 the converted share and largest speed-up."""
+        found = self.model_case.formulas()  # The dict is empty if nanolib finds no model.
+        if self.recipe and found and not self.runs_code:
+            built = replace(self.model_case, device="meta").build()
+            fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
+            tokens = dict.fromkeys(fp8.linear_layers(built), self.batch_size * self.seq_len)
+            row = self.converted_share(built, tokens)
+            found |= {
+                "converted_share": round(row.estimate, 4),
+                "amdahl_bound": round(row.details["amdahl_bound"], 4),
+            }
+        return found
+
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
+        """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
+        model = self.model_case.build(params.seed)
+        if self.recipe:
+            fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
+            ids = self.model_case.random_ids(params.seed)[:, :-1]
+            rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids))
+            yield self.converted_share(model, rows)
+        step = self.model_case.step(params.seed, model)
+        counted = self.model_case.counted(run=True)
+        call = step.call
+        if self.precision == "tf32":
+            # The process times other cases too, so each call sets and resets tf32.
+            call = tf32_products(True)(call)
+        timed_call_ms(call)
+        timed = yield params.timed(self.device, {self.mode: call})
+        latency, flops = timed[self.mode], int(counted.flops)
+        latency.details["parameters"] = counted.parameters
+        yield latency
+        yield exact("flops", flops, scope=self.mode)
+        # FP8 and bf16 have different peak rates, so `mfu` uses that of the precision.
+        yield from rate_rows(latency, flops, self.product, ceilings)
+        yield rate("tokens_per_second", step.tokens, latency)
+        trace(Workload(self.mode, call), self, params)
+        for row in self.model_case.measure_memory(step):
+            # The plan excludes the memory of casts, so it is no prediction for FP8.
+            yield replace(row, predicted=None) if self.recipe else row
+
+    def converted_share(self, model: nn.Module, rows: Mapping[str, int]) -> Measurement:
+        """Return the share of FLOPs in FP8. The details contain the largest possible speed-up.
+
+        Args:
+            model: Converted model.
+            rows: Tokens that each linear layer multiplies, by name, as from `fp8.rows_by_layer`.
+        """
+        audit, layers = fp8.audit(model), fp8.linear_layers(model)
+        flops = {
+            name: 2 * layer.weight.numel() * rows[name]
+            for name, layer in layers.items()
+            if audit[name]
+        }
+        forward = replace(self.model_case, mode="inference").counted(run=True).flops
+        share = sum(flops.values()) / forward
+        details = {
+            "kept": [name for name in layers if not flops.get(name)],
+            # Eight bits at most halve the time of the converted share.
+            "amdahl_bound": 1 / (1 - share / 2),
+        }
+        return exact("converted_share", share, method="audit", details=details)

@@ -63,6 +63,11 @@ class ParityCase(Case):
         return torch.device(self.device).type == "cpu"
 
     @property
+    def autocast(self) -> torch.dtype | None:
+        """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
+        return None if self.on_cpu else torch.bfloat16
+
+    @property
     def casts(self) -> str:
         """Return the name of the casts in `nanolib.models.fp8`, or an empty string for bf16."""
         return "" if self.recipe in (BASE, AGAIN) else self.recipe.removeprefix("fp8_")
@@ -149,7 +154,7 @@ def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     model, batches = _model(case, seed), _batches(case, seed, corpus)
-    return model, train(model, batches, rate, autocast=_autocast(case), clip=1.0)
+    return model, train(model, batches, rate, autocast=case.autocast, clip=1.0)
 
 
 def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
@@ -157,11 +162,6 @@ def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (case.steps, case.batch_size, case.seq_len + 1)
     return text.batches(text.load(corpus), *shape, generator, case.device)
-
-
-def _autocast(case: ParityCase) -> torch.dtype | None:
-    """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
-    return None if case.on_cpu else torch.bfloat16
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -207,7 +207,7 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
     for name in fp8.chosen_layers(model):
         model.get_submodule(name).register_forward_hook(functools.partial(note, name))
     batch = islice(_batches(case, case.first_seed, corpus), 1)
-    train(model, batch, 0.0, autocast=_autocast(case))
+    train(model, batch, 0.0, autocast=case.autocast)
     return seen
 
 
@@ -216,11 +216,15 @@ def _error_rows(
 ) -> Measurements:
     """Yield the signal-to-noise ratio of a layer's three products, dB, against float32."""
     x, weight = x.requires_grad_(), weight.requires_grad_()
-    recipe = fp8.recipe_of(casts)
-    outs = fp8.EmulatedProduct.apply(x, weight, recipe), F.linear(x, weight)
+    outs = fp8.EmulatedProduct.apply(x, weight, fp8.recipe_of(casts)), F.linear(x, weight)
     cast, full = ([out.detach(), *torch.autograd.grad(out, (x, weight), gradient)] for out in outs)
     products = ("output", "input_gradient", "weight_gradient")
     for product, found, expected in zip(products, cast, full, strict=True):
         ratio = -20 * math.log10(max(relative_error(found, expected), _LEAST_ERROR))
-        common = {"provenance": Provenance.EMULATED, "method": "emulated product against float32"}
-        yield exact("sqnr", ratio, scope=f"{layer} {product}", **common)
+        yield exact(
+            "sqnr",
+            ratio,
+            scope=f"{layer} {product}",
+            method="emulated product against float32",
+            provenance=Provenance.EMULATED,
+        )

@@ -7,7 +7,6 @@ import pandas as pd
 from nanolib.experiments.model.tables import bytes_by_kind
 from nanolib.measurement import LEARNING_STEPS, MemoryKind, Provenance
 from nanolib.numbers import MIB, format_number
-from nanolib.report.claims import drop_short
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
@@ -20,6 +19,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import drop_short
 from nanolib.report.tables import (
     CASE,
     ONE,
@@ -46,12 +46,12 @@ _SPEED = (
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
     Column("mfu", "Share of the peak rate", "mfu"),
+    Column("parts", "", "peak_memory", detail="parts"),
     Column("weights", "Weights, MiB"),
     Column("optimizer", "Optimizer, MiB"),
     Column("activations", "Activations, MiB"),
     Column("state", "State"),
 )
-SPEED_COLUMNS = titles(_SPEED)
 # Column → kinds of memory use.
 _MEMORY = {
     "weights": (MemoryKind.WEIGHTS,),
@@ -72,7 +72,6 @@ _PARITY = (
     Column("provenance", "Products", _PARITY_METRIC, detail="provenance"),
     Column("state", "State"),
 )
-PARITY_COLUMNS = titles(_PARITY)
 
 
 @table_of("fp8", "precision")
@@ -85,18 +84,17 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
-    memory = pick(rows, "peak_memory").set_index(list(CASE))["details"].map(_memory_parts)
-    table = table.join(pd.DataFrame([*memory], memory.index, [*_MEMORY]), on=list(CASE))
-    table = table.assign(what=model + compiled)
+    sizes = pd.DataFrame(map(_memory_use, table.pop("parts")), table.index, [*_MEMORY])
+    table = table.join(sizes).assign(what=model + compiled)
     return with_state(flagged(with_speed_ups(table, rows, table["mode"]), rows))
 
 
-def _memory_parts(details: dict[str, Any]) -> list[float | None]:
-    """Return the size of the columns of `_MEMORY` at a peak, MiB, or None if it is not known."""
-    if "parts" not in details:
-        return [None] * len(_MEMORY)
-    sizes = bytes_by_kind(details) / MIB
-    return [float(sizes.reindex(kinds).sum()) for kinds in _MEMORY.values()]
+def _memory_use(parts: Any) -> dict[str, float]:
+    """Return the columns of `_MEMORY`, MiB, from the parts of a peak, if the parts are known."""
+    if not isinstance(parts, list):
+        return {}
+    sizes = bytes_by_kind({"parts": parts}) / MIB
+    return {name: float(sizes.reindex(kinds).sum()) for name, kinds in _MEMORY.items()}
 
 
 @table_of("fp8", "recipe")
@@ -133,17 +131,13 @@ _LOSSES = {
 }
 
 
-def _why_empty(rows: pd.DataFrame, factor: str, parameter: str) -> str:
-    cases = rows_with_factor(rows, "fp8", factor)
-    return why_empty(cases, "fp8", f"no case measured this; set {parameter}")
-
-
 def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each model in each precision, with its speed-up over bf16."""
     title = "Time by precision"
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
-        return empty_chart(title, _why_empty(rows, "precision", "precisions"))
+        cases = rows_with_factor(rows, "fp8", "precision")
+        return empty_chart(title, why_empty(cases, "fp8", "no case measured this; set precisions"))
     ends = table[["latency", "latency_low", "latency_high"]].to_numpy()
     gain = table["speed_up"].map(", {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
@@ -163,7 +157,10 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
-        return empty_chart(title, _why_empty(rows, "recipe", "parity_recipes"))
+        lacking = "no case measured this; set parity_recipes"
+        return empty_chart(
+            title, why_empty(rows_with_factor(rows, "fp8", "recipe"), "fp8", lacking)
+        )
     data = {
         "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
         "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),
@@ -173,13 +170,15 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     margins = table["margin_nats"].dropna().round(4)
     # Runs with different margins share no band.
     band = (-margins.min(), margins.min()) if margins.nunique() == 1 else None
-    subtitle = ["Mean over seeds, 95 % interval. Hollow: emulated, or too few steps."]
-    subtitle += ["Green: the margin, declared before the run."] if band else []
     return plot(
         pd.DataFrame(data | point_columns(table, "difference")),
         title,
         "rows",
-        subtitle=[*subtitle, "A control must be worse."],
+        subtitle=[
+            "Mean over seeds, 95 % interval. Hollow: emulated, or too few steps.",
+            "Green: the margin, declared before the run." if band else "",
+            "A control must be worse.",
+        ],
         unit="Loss minus bf16 loss (nats/byte)",
         fmt="+.2~g",
         ref=0.0,
@@ -203,8 +202,7 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
     if timed.empty:
         why = next(filter(None, fp8["message"]), "no FP8 case was completed")
         return [Finding("FP8 speed was not measured", why)]
-    groups = timed.groupby("mode", sort=False)
-    return [_compare_sizes(str(mode), group) for mode, group in groups]
+    return [_compare_sizes(mode, group) for mode, group in timed.groupby("mode", sort=False)]
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
@@ -222,13 +220,17 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
             next_step = "compare the shares of the peak rate in the table"
         else:
             evidence += f", within {bound}"
-    lines = (gains(row, f"{row['name']} {row['precision']}") for _, row in chosen.iterrows())
+    compared = tuple(
+        pair
+        for _, row in chosen.iterrows()
+        for pair in gains(row, f"{row['name']} {row['precision']}")
+    )
     return Finding(
         f"{_SPEEDS[main]} for {join_words(chosen['name'])}",
         evidence,
         next_step,
         about=mode.replace("_", " ").capitalize(),
-        compared=tuple(pair for line in lines for pair in line),
+        compared=compared,
     )
 
 
@@ -244,9 +246,12 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     findings += [_compare_loss(row) for _, row in long.iterrows()]
     missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
-        text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"
-        why = "these runs cannot show that a loss is equivalent"
-        findings.append(Finding(text, why, "increase parity_steps or parity_seeds"))
+        doubt = Finding(
+            f"The comparison did not detect {join_words(missed['recipe'])} as known-bad",
+            "these runs cannot show that a loss is equivalent",
+            "increase parity_steps or parity_seeds",
+        )
+        findings.append(doubt)
     return findings
 
 
@@ -271,8 +276,8 @@ SECTION = Section(
     "Is FP8 faster, and does the loss match?",
     {"fp8_precisions": fp8_precisions, "fp8_parity": fp8_parity},
     {
-        "Speed and memory": CaseTable(speed_table, SPEED_COLUMNS),
-        "Loss next to bf16": CaseTable(parity_table, PARITY_COLUMNS),
+        "Speed and memory": CaseTable(speed_table, titles(_SPEED)),
+        "Loss next to bf16": CaseTable(parity_table, titles(_PARITY)),
     },
     verdict,
 )

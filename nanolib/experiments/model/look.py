@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -20,7 +20,8 @@ from nanolib.models import attention
 from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
-from nanolib.run.timeout import answers_of, planning_time_limit
+from nanolib.run.process import Died, call_in_process
+from nanolib.run.timeout import planning_time_limit
 from nanolib.torch_internals import TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
@@ -129,14 +130,20 @@ def look_at_code(name: str, cases: Sequence[Any]) -> None:
     wanted = {case.case_id: case for case in cases if case.case_id not in _LOOKS}
     if cases and not wanted:
         return
-    looks, reason = answers_of(_looks, name, [*wanted.values()], limit_s=_LIMIT_S)
+    looks, reason = [], ""
+    try:
+        for look in call_in_process(_send_looks, name, [*wanted.values()], limit_s=_LIMIT_S):
+            looks.append(look)
+    except Died as error:
+        reason = str(error)
     _LOOKS.update(dict.fromkeys(wanted, Look(Plan(reason=f"not planned: {reason}"))))
     _LOOKS.update(zip(wanted, looks, strict=False))
 
 
-def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
+def _send_looks(send: Callable[[Look], None], name: str, cases: Sequence[Any]) -> None:
     resolve(name)
-    yield from map(_look, cases)
+    for case in cases:
+        send(_look(case))
 
 
 def _look(case: Any) -> Look:

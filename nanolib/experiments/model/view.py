@@ -22,7 +22,6 @@ from nanolib.experiments.model.tables import (
     peak_table,
 )
 from nanolib.numbers import format_number
-from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     explain_missing,
@@ -32,6 +31,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
 from nanolib.report.tables import drop_missing, gains, in_ms
 from nanolib.report.theme import Drawing
 

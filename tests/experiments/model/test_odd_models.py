@@ -55,7 +55,7 @@ def _params(name, **changes):
 
 
 def _measured(store, name, **changes):
-    sweep.measure(model, _params(name, **changes), store=store, progress=False).finish()
+    sweep.measure(model, _params(name, **changes), store=store).finish()
     return store.measurements(samples=True)
 
 

@@ -1,14 +1,22 @@
-"""Draw a metric by sequence length, and compare timings with the roofline, for several notebooks."""
+"""Draw charts and make findings that several notebooks share."""
 
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from nanolib.measurement import METRICS, Flag
-from nanolib.report.finding import Estimate, Finding
+from nanolib.measurement import LEARNING_STEPS, METRICS, SMOKE_TEST, Flag
+from nanolib.report.finding import Estimate, Finding, Order, unclear
 from nanolib.report.overview import join_words, of_experiment, pick, why_empty
 from nanolib.report.plot import links, plot
-from nanolib.report.tables import CASE, Column, add_metric_columns
+from nanolib.report.tables import (
+    CASE,
+    ONE,
+    Column,
+    add_metric_columns,
+    gains,
+    in_ms,
+    times,
+)
 from nanolib.report.theme import Chart, Drawing, empty_chart
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
@@ -71,7 +79,7 @@ def scaling_chart(
     return chart
 
 
-_LABELS = {"batch_size": "batch {}", "causal": "causal {}", "run_id": "run {:.8}"}
+_LABELS = {"batch_size": "batch {:g}", "causal": "causal {}", "run_id": "run {:.8}"}
 
 
 def series_names(
@@ -89,11 +97,9 @@ def series_names(
     """
     names = [*others, "name"]
     varying = [name for name in names if rows[f"{prefix}{name}"].astype(str).nunique() > 1]
-    parts = []
-    for name in varying or ["name"]:
-        values = rows[f"{prefix}{name}"]
-        words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-        parts.append(words.map(_LABELS.get(name, "{}").format))
+    parts = [
+        rows[f"{prefix}{name}"].map(_LABELS.get(name, "{}").format) for name in varying or ["name"]
+    ]
     shared = f": {rows[f'{prefix}name'].iloc[0]}" if varying and "name" not in varying else ""
     return parts[0].str.cat(parts[1:], sep=", "), shared
 
@@ -125,3 +131,84 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
         evidence = f"{reached} of the roofline at {best['factor.seq_len']:,.0f} tokens"
         findings.append(Finding(answer, evidence))
     return findings
+
+
+def compare_speed(
+    line: pd.Series, what: str, other: str, column: str = "speed_up"
+) -> tuple[str, str]:
+    """Return the text and the evidence of a finding about the speed of a line.
+
+    Args:
+        line: Line of a table from `with_speed_ups`.
+        what: Name of the line, as in a sentence.
+        other: Name of the baseline, as in a sentence.
+        column: Name of the column with the speed-up.
+    """
+    ratio, order = times(line, column), Estimate.of(line, column).compare_to(ONE)
+    if order is Order.NO_DIFFERENCE:
+        return unclear(f"{what} and {other}", ratio)
+    return f"{what} is {'faster' if order is Order.ABOVE else 'slower'} than {other}", ratio
+
+
+def pick_fastest(lines: pd.DataFrame, column: str) -> pd.Series:
+    """Return the line with the shortest time among the lines that no speed-up shows to be slower.
+
+    If a speed-up shows this of every line, the result is the line with the shortest time.
+
+    Args:
+        lines: Lines of a table from `with_speed_ups`.
+        column: Name of the column with the times, ms.
+    """
+    is_slower = [
+        any(one.compare_to(ONE) is Order.BELOW for one in over) for over in lines["speed_up_over"]
+    ]
+    return lines.assign(is_slower=is_slower).sort_values(["is_slower", column]).iloc[0]
+
+
+def find_fastest(
+    lines: pd.DataFrame, name: str, column: str, kind: str, where: str, about: str
+) -> list[Finding]:
+    """Return a finding about the fastest of several cases that were timed in turns.
+
+    Args:
+        lines: Lines of a table from `with_speed_ups`.
+        name: Name of the column with the names of the cases.
+        column: Name of the column with the times, ms.
+        kind: What the cases are, such as `dense kernel`.
+        where: Sizes of the cases, such as `at 64 tokens`.
+        about: Heading of the finding.
+    """
+    if len(lines) < 2:
+        return []
+    best, lines = pick_fastest(lines, column), lines.sort_values(column, kind="stable")
+    if best["is_slower"]:
+        return []
+    orders = {one.name: one.compare_to(ONE) for one in best["speed_up_over"]}
+    ties = [other for other, order in orders.items() if order is Order.NO_DIFFERENCE]
+    tied = lines[lines[name].isin([best[name], *ties])]
+    evidence = join_words(in_ms(line, column) for _, line in tied.iterrows())
+    text, next_step, among = f"{best[name]} is the fastest {kind} {where}", "", lines
+    if len(tied) > 1:
+        text, evidence = unclear(f"{join_words(tied[name])} {where}", evidence)
+        next_step, among = "increase budget_s", tied
+    compared = gains(best, f"{best[name]} {where}", among=set(among[name]))
+    return [Finding(text, evidence, next_step, about, compared)] if compared else []
+
+
+def drop_short(
+    table: pd.DataFrame, what: str, parameter: str
+) -> tuple[pd.DataFrame, list[Finding]]:
+    """Drop training runs that are too short to learn, and return a finding about these runs.
+
+    Args:
+        table: Table with the column `steps`.
+        what: What the lines are, such as `recipes`.
+        parameter: Parameter that sets the number of steps.
+    """
+    short = table[table["steps"] < LEARNING_STEPS]
+    if short.empty:
+        return table, []
+    text = f"The loss of {len(short)} of {len(table)} {what} was not compared"
+    evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
+    next_step = f"set {parameter} to at least {LEARNING_STEPS}"
+    return table.drop(short.index), [Finding(text, evidence, next_step)]
