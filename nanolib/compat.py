@@ -13,13 +13,13 @@ import torch
 
 from nanolib.config import PRESETS
 from nanolib.measurement import BadInput, Measurement
-from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
-from nanolib.meters.layers.recording import ProfilingConfig
+from nanolib.meters.call_check import CallCheck
+from nanolib.meters.clock import clock_for
+from nanolib.meters.latency import summarize
+from nanolib.meters.layers import LayerProfiler, create_profiler
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
-from nanolib.meters.time.call_check import CallCheck
-from nanolib.meters.time.clock import clock_for
-from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.ranks import Timer
+from nanolib.meters.ranks import Timer
+from nanolib.meters.recording import ProfilingConfig
 from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.models.user import logits_of

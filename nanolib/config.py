@@ -51,7 +51,7 @@ class NanoConfig(StrictModel):
         d_ff: Inner width of the MLP. None means a width of 4 · d_model.
         norm: Normalization, always `rmsnorm`.
         mlp: Design of the MLP, `swiglu` with three matrices or `gelu` with two matrices.
-        positional: Positional encoding, `rope` or `none`.
+        positional: Positional encoding, always `rope`.
         tie_embeddings: Whether the output head uses the weights of the embedding.
         attention_type: Name of an attention in `ATTENTION_KINDS`.
         attention_options: Options of the attention. The module of each attention defines them.
@@ -68,16 +68,16 @@ class NanoConfig(StrictModel):
 
     NAME: ClassVar[str] = "config"
 
-    vocab_size: int = pydantic.Field(50257, gt=0, le=10_000_000)
-    context_length: int = pydantic.Field(1024, gt=0, le=16_777_216)
-    d_model: int = pydantic.Field(512, gt=0, le=1_048_576)
-    num_layers: int = pydantic.Field(6, gt=0, le=1000)
-    num_heads: int = pydantic.Field(8, gt=0, le=65_536)
+    vocab_size: Size = 50257
+    context_length: Size = 1024
+    d_model: Size = 512
+    num_layers: Size = 6
+    num_heads: Size = 8
     num_kv_heads: Size | None = None
     d_ff: Size | None = None
     norm: Literal["rmsnorm"] = "rmsnorm"
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    positional: Literal["rope", "none"] = "rope"
+    positional: Literal["rope"] = "rope"
     tie_embeddings: bool = True
     attention_type: Literal[tuple(ATTENTION_KINDS)] = "dense"
     attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -90,7 +90,7 @@ class NanoConfig(StrictModel):
                 f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; "
                 "choose a divisor of d_model"
             )
-        if self.positional == "rope" and self.head_dim % 2:
+        if self.head_dim % 2:
             raise ValueError(
                 f"num_heads: {self.num_heads} gives head_dim {self.head_dim}, but RoPE needs an "
                 "even head_dim; choose another num_heads"
@@ -118,14 +118,18 @@ class NanoConfig(StrictModel):
         return self.d_ff or 4 * self.d_model
 
     @property
+    def scores_tokens(self) -> bool:
+        """Return whether the attention chooses keys by a learned score of each token."""
+        pattern = self.attention_options.get("pattern")
+        return self.attention_type in ("sparse", "flex") and pattern == "dca"
+
+    @property
     def parameter_count(self) -> int:
         """Return the number of weights of the model that `create_model` builds."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
-        sparse = self.attention_type in ("sparse", "flex")
-        score = d if sparse and self.attention_options.get("pattern") == "dca" else 0
-        block = 2 * d * d + 2 * d * kv + mlp + score + 2 * d
+        block = 2 * d * d + 2 * d * kv + mlp + d * self.scores_tokens + 2 * d
         return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:

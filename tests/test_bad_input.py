@@ -31,7 +31,7 @@ WITHOUT_DATABASE = {
     "run quick -p seed=1": "parameters belong to one notebook",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
     "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
-    "run attention -p 'quality_attentions=[{pattern: spiral}]'": "'spiral' is not a pattern; use",
+    "run attention -p 'quality_attentions=[{pattern: spiral}]'": "pattern: Input should be 'window', 'local_global', ",
     "run attention --label latest": "attention.label: 'latest' cannot name a run; use",
     "run attention --label latest~1": "attention.label: 'latest~1' cannot name a run; use",
     "run attention -p label=all": "attention.label: 'all' cannot name a run; use",

@@ -10,7 +10,8 @@ from nanolib.config import ATTENTION_PATTERNS, PRESETS
 from nanolib.experiments import ALL, doctor
 from nanolib.meters import ceilings
 from nanolib.models import attention
-from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
+from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.run.jobs import SCENARIOS, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
@@ -90,7 +91,7 @@ def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
 def test_list_names_all_that_a_command_line_can_name():
     found = invoked("list")
     names = {line.split()[0] for line in found.output.splitlines() if line.startswith("  ")}
-    assert set(ATTENTION_PATTERNS) == {*PATTERNS, *DYNAMIC}
+    assert set(ATTENTION_PATTERNS) == {*PATTERNS, *CHOOSERS}
     of_config = {*attention.kinds(), *ATTENTION_PATTERNS, *PRESETS}
     assert names >= {*ALL, *params_files()[SCENARIOS], "quick", "full"} | of_config
 

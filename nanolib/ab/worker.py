@@ -70,7 +70,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     call = function = _imported(request["function"], root)
     if request["setup"]:
         call = functools.partial(function, _imported(request["setup"], root)())
-    checks = _loaded(_OURS / "meters" / "time" / "call_check.py")
+    checks = _loaded(_OURS / "meters" / "call_check.py")
     check = checks.CallCheck(call, request["function"], Refused)
     checked = [check, check]  # nanolib checks the first two calls.
 

@@ -12,7 +12,6 @@ import torch
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import FLAG_TEXT, Unsupported, one_line
 from nanolib.meters.ceilings import PRODUCTS
-from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
     Machine,
     limit_threads,
@@ -21,8 +20,9 @@ from nanolib.meters.machine import (
     this_machine,
 )
 from nanolib.meters.memory import resident_peak
+from nanolib.meters.power import find_sources
 from nanolib.models import attention
-from nanolib.models.attention import flash_attn
+from nanolib.models.attention.dense import flash_attn_version
 from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import params as shared
@@ -119,7 +119,7 @@ def _attention_support(kind: str, device: str) -> str:
         return f"unsupported: {error}"
     except Exception as error:  # A compiler can raise any exception.
         return f"fails: {one_line(error)}"
-    return f"runs (version {flash_attn.found_version()})" if kind == "flash_attn" else "runs"
+    return f"runs (version {flash_attn_version()})" if kind == "flash_attn" else "runs"
 
 
 def _ceilings(params: Params) -> dict[str, str]:

@@ -14,9 +14,9 @@ import pandas as pd
 
 from nanolib.experiments import ALL, sections
 from nanolib.measurement import BadInput, Status, cause
-from nanolib.meters.energy.meter import EnergyMeter, Track, Window
-from nanolib.meters.energy.power import find_sources
+from nanolib.meters.energy import EnergyMeter, Track, Window
 from nanolib.meters.machine import this_machine
+from nanolib.meters.power import find_sources
 from nanolib.report import renderer
 from nanolib.report.display import CommandLine, Table
 from nanolib.report.theme import empty_chart

@@ -2,12 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.time.clock import Call
-from nanolib.meters.time.latency import measure
+from nanolib.meters.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.
@@ -29,21 +30,37 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measure
         For a product, a row of `ceiling_flops` in FLOP/s. For a copy, a row of `ceiling_bytes`,
         which are the bytes read and written per second. The scope is the name of the rate.
     """
+    how = {"device": device, "scope": ceiling}
     if ceiling == "copy":
         size = _COPY_BYTES.get(torch.device(device).type, 2**29)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-        target = torch.empty_like(source)
-        latency = measure(
-            lambda: target.copy_(source), _REL_CI, budget_s, device=device, scope=ceiling
-        )
+        latency = measure(partial(torch.empty_like(source).copy_, source), _REL_CI, budget_s, **how)
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
-    a, b = _operands(device, ceiling)
+    product = _product(device, ceiling)
     with tf32_products(ceiling == "tf32"):
-        product = _product(a, b, ceiling)
-        latency = measure(product, _REL_CI, budget_s, device=device, scope=ceiling)
-    size = len(a)
+        latency = measure(product, _REL_CI, budget_s, **how)
+    size = len(product.args[0])
     text = f"matrix product {size}³, in a burst of {budget_s:g} s"
     return rate("ceiling_flops", 2 * size**3, latency, message=text)
+
+
+def _product(device: str, ceiling: str) -> partial[torch.Tensor]:
+    """Return a function that multiplies its two positional arguments, which are square matrices."""
+    kind = torch.device(device).type
+    size = _MATRIX.get(kind, 4096)
+    if kind == "cpu" and ceiling not in ("float32", "float64"):
+        size //= 2  # Many CPUs emulate 16-bit and 8-bit dtypes a hundred times slower.
+    dtype = getattr(torch, PRODUCTS.get(ceiling, ceiling))
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    # Linear layers multiply by a transposed weight. In another layout, FP8 kernels fail, and 16-bit
+    # products on many CPUs are ten times slower.
+    b = b.t()
+    if ceiling != "fp8":
+        return partial(torch.mm, a, b, out=torch.empty_like(a))
+    one = torch.ones((), device=device)
+    # torchao's forward product uses fast accumulation, so the peak rate uses it too.
+    rest = {"scale_a": one, "scale_b": one, "use_fast_accum": True}
+    return partial(torch._scaled_mm, a, b, out_dtype=torch.bfloat16, **rest)
 
 
 @contextlib.contextmanager
@@ -61,35 +78,6 @@ def tf32_products(wanted: bool) -> Iterator[None]:
         products.fp32_precision = before
 
 
-def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    size = _size(device, dtype)
-    a, b = (
-        torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
-        for _ in range(2)
-    )
-    # Linear layers multiply by a transposed weight. In another layout, FP8 kernels fail, and 16-bit
-    # products on many CPUs are ten times slower.
-    return a, b.t()
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
-    if dtype == "fp8":
-        one = torch.ones((), device=a.device)
-        # torchao's forward product uses fast accumulation, so the peak rate uses it too.
-        return lambda: torch._scaled_mm(
-            a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-    out = torch.empty_like(a)
-    return lambda: torch.mm(a, b, out=out)
-
-
-def _size(device: str, dtype: str) -> int:
-    kind = torch.device(device).type
-    size = _MATRIX.get(kind, 4096)
-    # Many CPUs emulate 16-bit and 8-bit dtypes a hundred times slower, so the matrix is smaller.
-    return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
-
-
 def rate(metric: str, amount: float, latency: Measurement, *, message: str = "") -> Measurement:
     """Convert a latency to a rate with an interval, and keep the flags of the latency.
 
@@ -100,16 +88,16 @@ def rate(metric: str, amount: float, latency: Measurement, *, message: str = "")
         message: Message of the row.
     """
     per_second = 1e3 * amount
-    return Measurement(
-        metric,
-        per_second / latency.estimate,
-        None if latency.high is None else per_second / latency.high,
-        None if latency.low is None else per_second / latency.low,
-        latency.confidence,
-        n=latency.n,
+    low, high = (end and per_second / end for end in (latency.high, latency.low))
+    return replace(
+        latency,
+        metric=metric,
+        estimate=per_second / latency.estimate,
+        low=low,
+        high=high,
         samples=tuple(per_second / sample for sample in latency.samples),
+        predicted=None,
         method=f"amount/{latency.method}",
-        scope=latency.scope,
         message=message,
-        flags=latency.flags,
+        details={},
     )

@@ -113,10 +113,9 @@ class _Counter(TorchDispatchMode):
             else:
                 self._count.uncounted.add(name)
             return out
-        torchs_own = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS.get(name, flop_registry.get(func.overloadpacket))
         is_attention = "_scaled_dot_product" in name
-        is_counted = is_attention or torchs_own or name in _FORMULAS
-        if not is_counted and func is not torch.ops.prim.device.default:
+        if not (is_attention or formula or func is torch.ops.prim.device.default):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -125,17 +124,13 @@ class _Counter(TorchDispatchMode):
         if is_attention:
             names = (argument.name for argument in func._schema.arguments)
             self._add_sdpa(name, dict(zip(names, args, strict=False)) | kwargs)
-        elif name in _FORMULAS:
-            self._add(_FORMULAS[name](*args, **kwargs))
-        elif torchs_own:
-            self._add(torchs_own(*args, **kwargs, out_val=out))
+        elif formula:
+            flops = formula(*args, **kwargs, out_val=out)
+            self._count.kept += flops
+            self._count.full += flops
         elif _is_product(name):
             self._count.uncounted.add(name)
         return out
-
-    def _add(self, flops: int) -> None:
-        self._count.kept += flops
-        self._count.full += flops
 
     def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
         q, k, v = (given[name] for name in ("query", "key", "value"))
@@ -145,8 +140,7 @@ class _Counter(TorchDispatchMode):
         elif mask is None:
             kept, total = 1, 1
         else:
-            is_kept = mask if mask.dtype == torch.bool else mask > _MASKED
-            kept, total = self._sum_of(is_kept), mask.numel()
+            kept, total = self._sum_of(kept_pairs(mask)), mask.numel()
         self._add_attention(name, q, k, v, kept, total)
 
     def _add_flex_attention(self, name: str, args: tuple[Any, ...]) -> None:
@@ -179,6 +173,11 @@ class _Counter(TorchDispatchMode):
         self._count.kept += flops * kept // total
         recomputes = is_backward and "for_cpu" not in name
         self._count.full += flops + (scores if recomputes else 0)
+
+
+def kept_pairs(mask: Tensor) -> Tensor:
+    """Return the query-key pairs that a boolean mask or an added bias keeps, as booleans."""
+    return mask if mask.dtype == torch.bool else mask > _MASKED
 
 
 def _is_product(name: str) -> bool:

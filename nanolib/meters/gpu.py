@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
-import operator
 import os
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
+
+import pynvml
 
 from nanolib.meters.machine import gpu_uuid
 
@@ -21,18 +23,16 @@ _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
 _BUSY_PERCENT = 10
 
 
-def _pynvml() -> Any:
-    import pynvml  # Machines without an NVIDIA GPU do not need this package.
-
-    return pynvml
-
-
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
     """Return a reading from the driver, or None if the GPU does not support the reading."""
     try:
         return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
     except nvml.NVMLError:
         return None
+
+
+def _named(reasons: int, names: Mapping[int, str]) -> str:
+    return ", ".join(name for bit, name in names.items() if reasons & bit)
 
 
 def gpu_watts(nvml: Any, gpu: Any) -> float:
@@ -56,12 +56,13 @@ class GpuState:
 
     Args:
         device: Device string of the GPU in torch, such as `cuda:0`.
-        nvml: NVML module, `pynvml` by default.
+        nvml: NVML module.
     """
 
-    def __init__(self, device: str, nvml: Any = None) -> None:
-        self._device, self._nvml = device, nvml or _pynvml()
+    def __init__(self, device: str, nvml: Any = pynvml) -> None:
+        self._device, self._nvml = device, nvml
         self._seen = defaultdict(list)  # name of a sensor → its readings
+        self._reasons = 0  # bits of all reasons for a low clock
 
     def read(self) -> None:
         """Read once each sensor that the driver supports."""
@@ -71,41 +72,36 @@ class GpuState:
         readings = {
             "clock_mhz": _ask(nvml, "ClockInfo", gpu, nvml.NVML_CLOCK_SM),
             "temperature_c": _ask(nvml, "Temperature", gpu, nvml.NVML_TEMPERATURE_GPU),
-            "reasons": _ask(nvml, "CurrentClocksThrottleReasons", gpu),
         }
         with contextlib.suppress(nvml.NVMLError):
             readings["power_w"] = gpu_watts(nvml, gpu)
         for name, reading in readings.items():
             if reading is not None:
                 self._seen[name].append(reading)
+        self._reasons |= _ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0
 
     def summary(self) -> dict[str, Any]:
         """Return the medians of the readings, and the reasons for a low clock."""
-        seen = dict(self._seen)
-        reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
-        found = {name: float(statistics.median(values)) for name, values in seen.items()}
-        if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
-            found["throttled_by"] = ", ".join(named)
-        return found
+        found = {name: float(statistics.median(seen)) for name, seen in self._seen.items()}
+        named = _named(self._reasons, _UNDER_LOAD)
+        return found | ({"throttled_by": named} if named else {})
 
     @functools.cached_property
     def _gpu(self) -> Any:
         """Handle of the GPU, or None without a driver."""
-        try:
+        with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlInit()
             return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
-        except self._nvml.NVMLError:
-            return None
+        return None
 
 
-def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
+def gpu_interference(uuid: str, nvml: Any = pynvml) -> list[str]:
     """Describe what disturbs a GPU: other processes, utilization, a power cap or a lowered clock.
 
     Args:
         uuid: UUID of the GPU, `GPU-…`.
-        nvml: NVML module, `pynvml` by default.
+        nvml: NVML module.
     """
-    nvml = nvml or _pynvml()
     try:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -122,7 +118,6 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
     usual = _ask(nvml, "PowerManagementDefaultLimit", gpu)
     if limit and usual and limit < usual:
         lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} W of {usual / 1e3:.0f} W")
-    reasons = _ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0
-    if named := [name for bit, name in _SLOWED_BY.items() if reasons & bit]:
-        lines.append(f"the GPU's clock is lowered by {', '.join(named)}")
+    if named := _named(_ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0, _SLOWED_BY):
+        lines.append(f"the GPU's clock is lowered by {named}")
     return lines

@@ -10,7 +10,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import psutil
 
 from nanolib.measurement import Flag
 from nanolib.meters.gpu import gpu_interference
-from nanolib.meters.machine import cpu_quota, gpu_uuid, quota_periods, usable_cores, usable_cpus
+from nanolib.meters.machine import Quota, cpu_quotas, gpu_uuid, usable_cores, usable_cpus
 from nanolib.paths import FIRST_VARIABLE
 
 # Other processes disturb a timing if they use more than 10 % of the CPUs.
@@ -40,16 +40,14 @@ class CpuTimes(NamedTuple):
         idle: Time without work.
         stolen: Time that a hypervisor took.
         ours: CPU time of the process that began this command and of its descendants.
-        periods: Number of periods of the CPU quota.
-        throttled: Number of periods in which the kernel paused this process.
+        quotas: CPU quotas of this process.
     """
 
     total: float
     idle: float
     stolen: float
     ours: float
-    periods: int
-    throttled: int
+    quotas: Sequence[Quota] = ()
 
 
 @dataclass
@@ -59,13 +57,15 @@ class CpuLoad:
     Attributes:
         others: Share of the CPUs that other processes used, or None if the share is not known.
         stolen: Share of the CPUs that a hypervisor took, or None if the share is not known.
-        throttled: Share of the quota's periods in which the kernel paused this process, or 0
-            without a quota.
+        throttled: Share of a CPU quota's periods in which the kernel paused this process, or 0
+            without a quota. If there are several quotas, the largest share counts.
+        quota: CPU quota with this share, cores.
     """
 
     others: float | None = None
     stolen: float | None = None
     throttled: float = 0.0
+    quota: float = math.inf
 
     @property
     def taken(self) -> float | None:
@@ -73,26 +73,21 @@ class CpuLoad:
         return None if self.others is None else min(1.0, self.others + self.stolen)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether other processes and a hypervisor took enough CPU time to disturb a timing."""
-        return (self.taken or 0.0) > BUSY_SHARE
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a CPU quota often paused this process."""
-        return self.throttled > BUSY_SHARE
+    def is_busy(self) -> bool | None:
+        """Whether others took enough CPU time to disturb a timing, or None if not known."""
+        return None if self.taken is None else self.taken > BUSY_SHARE
 
     @property
     def flags(self) -> tuple[Flag, ...]:
         """Flags of a timing that nanolib took under this load."""
-        flags = {Flag.BUSY_MACHINE: self.is_busy, Flag.THROTTLED: self.is_limited}
+        flags = {Flag.BUSY_MACHINE: self.is_busy, Flag.THROTTLED: self.throttled > BUSY_SHARE}
         return tuple(flag for flag, is_set in flags.items() if is_set)
 
     def details(self) -> dict[str, Any]:
         """Return the row details `others_share`, and `throttled_by` if a quota disturbs timings."""
         found = {"others_share": self.taken}
-        if self.is_limited:
-            found["throttled_by"] = f"a CPU quota of {cpu_quota():g} cores"
+        if Flag.THROTTLED in self.flags:
+            found["throttled_by"] = f"a CPU quota of {self.quota:g} cores"
         return found
 
 
@@ -124,18 +119,21 @@ def cpu_times() -> CpuTimes:
         sum(getattr(one, name, 0.0) for one in chosen for name in names)
         for names in (_COUNTED, ("idle", "iowait"), ("steal",))
     )
-    return CpuTimes(total, idle, stolen, ours, *quota_periods())
+    return CpuTimes(total, idle, stolen, ours, cpu_quotas())
 
 
 def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
     """Compute the load of the CPUs between two moments."""
-    load, spent = CpuLoad(), CpuTimes(*(b - a for a, b in zip(before, after, strict=True)))
-    if spent.total > _LEAST_S:
-        others = spent.total - spent.idle - spent.stolen - spent.ours
-        load.others = min(1.0, max(0.0, others / spent.total))
-        load.stolen = spent.stolen / spent.total
-    if spent.periods:
-        load.throttled = spent.throttled / spent.periods
+    *pairs, (old_quotas, new_quotas) = zip(before, after, strict=True)
+    total, idle, stolen, ours = (new - old for old, new in pairs)
+    load = CpuLoad()
+    if total > _LEAST_S:
+        load.others = min(1.0, max(0.0, (total - idle - stolen - ours) / total))
+        load.stolen = stolen / total
+    for old, new in zip(old_quotas, new_quotas, strict=False):
+        share = (new.throttled - old.throttled) / max(1, new.periods - old.periods)
+        if share > load.throttled:
+            load.throttled, load.quota = share, new.cores
     return load
 
 

@@ -1,14 +1,12 @@
 """Describe the machine: hardware, supported dtypes, and resources that this process may use.
 
-nanolib supports control groups of cgroup v2 and v1. The limit of a group applies to all groups
-inside that group. Therefore, nanolib reads the limits of the process's own group and of all visible
-outer groups.
+nanolib supports control groups of cgroup v2 and v1. The limit of a group applies to all inner
+groups, so nanolib reads the limits of the process's own group and of all visible outer groups.
 """
 
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 import sys
@@ -16,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
+import pynvml
 import torch
 
 from nanolib.measurement import BadInput, shown
@@ -49,7 +48,7 @@ class Machine:
     cpu: str
     cores: int
     ram_gib: int
-    gpus: tuple[dict[str, Any], ...]
+    gpus: list[dict[str, Any]]
     system: str
     driver: str
     torch: str
@@ -66,12 +65,12 @@ class Machine:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON types, without a user or host name."""
-        return asdict(self) | {"machine_id": self.machine_id, "gpus": list(self.gpus)}
+        return asdict(self) | {"machine_id": self.machine_id}
 
 
 def this_machine() -> Machine:
     """Describe the machine that this process runs on."""
-    gpus = tuple(_gpu(index) for index in range(_gpu_count()))
+    gpus = [_gpu(index) for index in range(_gpu_count())]
     return Machine(
         cpu=_cpu_info("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
@@ -122,7 +121,7 @@ def _cpu_info(field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
-def _text_of(path: str) -> str:
+def _text_of(path: str | Path) -> str:
     file = Path(path)
     return file.read_text().strip() if file.exists() else ""
 
@@ -139,8 +138,6 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    import pynvml  # Machines without an NVIDIA GPU do not need this package.
-
     try:
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
@@ -148,16 +145,13 @@ def _driver() -> str:
         return f"unknown ({error})"
 
 
-def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
+def _dtypes(gpus: list[dict[str, Any]]) -> dict[str, str]:
     if gpus:
-        major, minor = (int(part) for part in gpus[0]["compute_capability"].split("."))
-        return {
-            "float32": "vector",
-            "tf32": "tensor_cores" if major >= 8 else "emulated",
-            "bfloat16": "tensor_cores" if major >= 8 else "emulated",
-            "float16": "tensor_cores" if major >= 7 else "vector",
-            "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
-        }
+        major = int(gpus[0]["compute_capability"].partition(".")[0])
+        has = {"tf32": major >= 8, "bfloat16": major >= 8, "float16": major >= 7}
+        has["float8"] = gpus[0]["fp8"]
+        units = {dtype: "tensor_cores" if is_fast else "emulated" for dtype, is_fast in has.items()}
+        return {"float32": "vector"} | units
     flags = _cpu_info("flags").split() or _cpu_info("Features").split()  # `Features` on ARM
 
     def unit(kind: str, on_arm: str) -> str:
@@ -186,12 +180,12 @@ _VARIABLES = (
 
 def versions() -> dict[str, str]:
     """Return the versions and environment variables that affect a measurement, for a run's row."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    found["platform"] = sys.platform
+    found = {"python": platform.python_version(), "platform": sys.platform}
+    found["torch"] = torch.__version__
     if torch.cuda.is_available():
         found["cuda"] = torch.version.cuda or torch.version.hip
         found["cudnn"] = str(torch.backends.cudnn.version())
-        found["driver"] = this_machine().driver
+        found["driver"] = _driver()
         if torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     for package in _PACKAGES:
@@ -210,9 +204,24 @@ _MEMORY = (
 )
 
 
+class Quota(NamedTuple):
+    """A CPU quota of a control group.
+
+    Attributes:
+        cores: Number of cores that the group may use on average.
+        periods: Number of periods in which the group used CPU time.
+        throttled: Number of periods in which the kernel paused the group.
+    """
+
+    cores: float
+    periods: int
+    throttled: int
+
+
 def usable_cores() -> int:
     """Return the number of cores that this process may use by affinity and quota, at least one."""
-    return max(1, int(min(len(usable_cpus()) or os.cpu_count() or 1, cpu_quota())))
+    cpus = len(usable_cpus()) or os.cpu_count() or 1
+    return max(1, int(min([cpus, *(quota.cores for quota in cpu_quotas())])))
 
 
 def usable_cpus() -> set[int]:
@@ -220,16 +229,20 @@ def usable_cpus() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
-def cpu_quota() -> float:
-    """Return the smallest CPU quota of the control groups in cores, or infinity without a quota."""
-    return min((quota for _, quota in _quotas()), default=math.inf)
-
-
-def quota_periods() -> tuple[int, int]:
-    """Return the numbers of periods and of throttled periods of the smallest CPU quota."""
-    group, _ = min(_quotas(), key=lambda each: each[1], default=(_PROC, math.inf))
-    counts = _fields(group / "cpu.stat")
-    return counts.get("nr_periods", 0), counts.get("nr_throttled", 0)
+def cpu_quotas() -> list[Quota]:
+    """Return the CPU quotas of the process's control group and of all outer groups."""
+    found = []
+    for group in _groups("cpu"):
+        # cgroup v2 has one file for the quota, and v1 has two files. Without a quota, the first
+        # word is "max" or "-1".
+        files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+        with contextlib.suppress(OSError):
+            words = " ".join(map(_text_of, files)).split()
+            if words and words[0] not in ("max", "-1"):
+                counts = _fields(group / "cpu.stat")
+                periods = (counts.get(name, 0) for name in ("nr_periods", "nr_throttled"))
+                found.append(Quota(int(words[0]) / int(words[1]), *periods))
+    return found
 
 
 def memory_limits() -> list[tuple[int, int]]:
@@ -251,8 +264,7 @@ def memory_limits() -> list[tuple[int, int]]:
 def limit_threads() -> Iterator[None]:
     """Limit torch's threads to the usable cores within the context, unless OMP_NUM_THREADS is set.
 
-    torch respects the CPU affinity but not a CPU quota. If the quota is half a core, the system
-    would pause two threads most of the time.
+    torch ignores a CPU quota. With half a core, the system would often pause two threads.
     """
     before = torch.get_num_threads()
     if before > usable_cores() and "OMP_NUM_THREADS" not in os.environ:
@@ -263,17 +275,6 @@ def limit_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _quotas() -> Iterator[tuple[Path, float]]:
-    for group in _groups("cpu"):
-        # cgroup v2 has one file for the quota, and v1 has two files. Without a quota, the first
-        # word is "max" or "-1".
-        files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
-        with contextlib.suppress(OSError):
-            words = " ".join(file.read_text() for file in files if file.exists()).split()
-            if words and words[0] not in ("max", "-1"):
-                yield group, int(words[0]) / int(words[1])
-
-
 def _groups(controller: str) -> list[Path]:
     """List the folders of the process's control group and of its parents, innermost first."""
     try:
@@ -281,8 +282,8 @@ def _groups(controller: str) -> list[Path]:
     except OSError:  # Only Linux has this file.
         return []
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    is_first = controller in paths  # cgroup v1 has a folder for each controller.
-    top = _MOUNTED / controller if is_first else _MOUNTED
+    # cgroup v1 has a folder for each controller.
+    top = _MOUNTED / controller if controller in paths else _MOUNTED
     own = top / paths.get(controller, paths.get("", "/")).lstrip("/")
     if ".." in own.parts or not own.is_dir():  # A container sees its own group as the root.
         own = top

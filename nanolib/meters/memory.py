@@ -125,7 +125,7 @@ def resident_peak() -> Iterator[Peak]:
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")
-        peak.before = _status_kib("VmRSS") * 1024
+        peak.before = _status_bytes("VmRSS")
     except OSError as error:
         why = f"{error.strerror}, {sys.platform}"
         peak.resident_message = f"the kernel does not report the resident peak ({why})"
@@ -133,13 +133,13 @@ def resident_peak() -> Iterator[Peak]:
         yield peak
     finally:
         if not peak.resident_message:
-            peak.resident = max(0, _status_kib("VmHWM") * 1024 - peak.before)
+            peak.resident = max(0, _status_bytes("VmHWM") - peak.before)
 
 
-def _status_kib(field: str) -> int:
+def _status_bytes(field: str) -> int:
     for line in (_PROC / "status").read_text().splitlines():
         if line.startswith(field + ":"):
-            return int(line.split()[1])
+            return int(line.split()[1]) * 1024
     raise OSError(0, f"no {field} in /proc/self/status")
 
 
@@ -185,12 +185,5 @@ def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
         rest = {"status": Status.UNSUPPORTED, "message": resident.resident_message}
         return Measurement("resident_memory", scope=scope, **rest)
     rise = resident.resident / MIB
-    return Measurement(
-        "resident_memory",
-        rise,
-        n=1,
-        samples=(rise,),
-        method="clear_refs+VmHWM",
-        scope=scope,
-        details={"before": resident.before / MIB},
-    )
+    rest = {"method": "clear_refs+VmHWM", "details": {"before": resident.before / MIB}}
+    return Measurement("resident_memory", rise, n=1, samples=(rise,), scope=scope, **rest)

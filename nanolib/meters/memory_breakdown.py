@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -60,11 +61,7 @@ class MemoryBreakdown:
         found = Counter()
         for part, size in self.parts.items():
             found[part.kind] += size
-        return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
-
-    def largest(self, most: int) -> list[tuple[Part, int]]:
-        """Return at most `most` parts with their bytes, the largest parts first."""
-        return Counter(self.parts).most_common(most)
+        return {kind: found[kind] for kind in MemoryKind if found[kind]}
 
     def extrapolate(self, higher: Self, blocks: int) -> Self:
         """Predict the memory use with more blocks, if each block adds the same number of bytes.
@@ -160,44 +157,39 @@ class MemoryTracker(LiveBytes):
             self._living.pop(key).died = len(self._events)
         self._events.append(self.section)
 
-    def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
-        """Set the kind and module of a storage that still counts as a temporary."""
+    def _mark(self, tensor: torch.Tensor, kind: str, **changes: str) -> None:
+        """Set the kind, and other fields of the part, of a storage that counts as a temporary."""
         life = self._living.get(storage_key(tensor))
-        if life is None or life.part.kind != MemoryKind.TEMPORARIES:
-            return
-        changes = {} if module is None else {"module": module}
-        if kind == MemoryKind.SAVED:
-            changes["line"] = _line()
-        life.part = life.part._replace(kind=kind, **changes)
+        if life is not None and life.part.kind == MemoryKind.TEMPORARIES:
+            life.part = life.part._replace(kind=kind, **changes)
 
     @contextmanager
     def follow_modules(self) -> Iterator[None]:
         """Follow the model's modules within the context, and mark saved tensors and gradients."""
 
-        def entered(name: str) -> Any:
-            return lambda *_: self._inside.append(name)
+        def entered(name: str, *_: Any) -> None:
+            self._inside.append(name)
 
         def left(*_: Any) -> None:
             self._inside.pop()
 
-        def accumulated(module: str) -> Any:
-            return lambda weight: self._mark(weight.grad, MemoryKind.GRADIENTS, module)
+        def accumulated(module: str, weight: torch.Tensor) -> None:
+            self._mark(weight.grad, MemoryKind.GRADIENTS, module=module)
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
-            self._mark(tensor, MemoryKind.SAVED)
+            self._mark(tensor, MemoryKind.SAVED, line=_line())
             # An output that saves itself would refer to itself, and torch would never free it.
             return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
-                hooks.enter_context(
-                    module.register_forward_pre_hook(entered(_without_numbers(name)))
-                )
+                before = partial(entered, _without_numbers(name))
+                hooks.enter_context(module.register_forward_pre_hook(before))
                 hooks.enter_context(module.register_forward_hook(left, always_call=True))
             for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
-                    hook = accumulated(_module_of(name))
-                    hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
+                    after = partial(accumulated, _module_of(name))
+                    hooks.enter_context(weight.register_post_accumulate_grad_hook(after))
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
             )

@@ -107,7 +107,7 @@ class BytesRead(TorchDispatchMode):
 
     If operations read different parts of a tensor, the largest part counts. In a lookup table, at
     most one row per lookup counts. In a stack of experts, at most one expert per token counts.
-    Elements that the call has written do not count.
+    Elements that the call wrote before do not count.
 
     Args:
         tensors: Tensors that exist before the call, such as weights and a cache.
@@ -117,36 +117,32 @@ class BytesRead(TorchDispatchMode):
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._sizes = {storage_key(x): x.element_size() for x in tensors}
-        self._read = Counter()  # key of a storage → elements that operations read
+        self._read = {storage_key(x): 0 for x in tensors}  # key of a storage → bytes read from it
         self._written = Counter()  # key of a storage → elements that operations wrote
 
     @property
     def bytes(self) -> int:
         """Number of bytes that operations have read."""
-        return sum(
-            max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items()
-        )
+        return sum(self._read.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count the elements that it reads."""
+        """Run the operation and count the bytes that it reads."""
         out = func(*args, **(kwargs or {}))
         if func is _DEVICE:
             return out
-        made = {storage_key(x) for x in _tensors(out)}
         schema = getattr(func, "_schema", None)  # FlexAttention has no schema.
-        arguments = {x.name: x.alias_info for x in schema.arguments} if schema else {}
-        names = arguments or range(len(args))
-        for name, value in (dict(zip(names, args, strict=False)) | (kwargs or {})).items():
-            info = arguments.get(name)
-            for x in _tensors(value):
-                key = storage_key(x)
-                if key not in self._sizes:
-                    continue
-                if info is not None and info.is_write:
-                    self._written[key] += _elements(x)
-                elif key not in made:  # An operation that returns a view reads no elements.
-                    self._read[key] = max(self._read[key], _taken(func, args, x, out))
+        made = {storage_key(x) for x in _tensors(out)}
+        for x in _tensors((args, kwargs)):
+            key = storage_key(x)
+            if key not in self._read:
+                continue
+            if key not in made:
+                taken = (_taken(func, args, x, out) - self._written[key]) * x.element_size()
+                self._read[key] = max(self._read[key], taken)
+            elif (
+                schema and schema.is_mutable
+            ):  # An operation that returns a view reads no elements.
+                self._written[key] += _elements(x)
         return out
 
 

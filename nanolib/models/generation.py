@@ -31,14 +31,13 @@ class Generation:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.cache = model.new_cache(*prompt.shape, new_tokens)
         self.token = prompt[:, -1]
-        self._start = 0
+        self._start = prompt.shape[1]
 
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning, and choose the first token after the prompt."""
         self.cache.length = 0
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
-        self._start = self.cache.length
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
@@ -82,19 +81,11 @@ class CapturedGeneration(Generation):
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # The graph reads and writes the token in place.
         for buffer in self.cache.tensors:
             buffer.zero_()  # Masked values get weight 0, but NaN · 0 is NaN.
         self._positions = torch.arange(self.cache.keys[0].shape[2], device=prompt.device)
-        self._position = self._positions[:1].clone()
+        self._position, self._token = self._positions[:1].clone(), self.token.clone()
         self._graph: torch.cuda.CUDAGraph | None = None
-
-    @torch.no_grad()
-    def prefill(self) -> None:
-        """Read the prompt from the beginning, and choose the first token after the prompt."""
-        token = self.token
-        super().prefill()
-        self.token = token.copy_(self.token)
 
     @torch.no_grad()
     def decode(self) -> None:
@@ -103,20 +94,18 @@ class CapturedGeneration(Generation):
             self.cache.length = self._start
         self._position.fill_(self.cache.length)
         if self._graph is None:
-            token = self.token.clone()
-            self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # The warm-up calls have changed the token.
+            self._graph = optimize.captured(self._step)
+        if self.token is not self._token:  # The graph reads and writes the token in place.
+            self.token = self._token.copy_(self.token)
         self._graph.replay()
         self.cache.length += 1
 
-    def _step(self) -> Tensor:
-        self.cache.position, self.cache.seen = (
-            self._position,
-            (self._positions <= self._position)[None],
-        )
-        logits = self.model.decode(self.token, self.cache)
+    def _step(self) -> None:
+        self.cache.position = self._position
+        self.cache.seen = (self._positions <= self._position)[None]
+        logits = self.model.decode(self._token, self.cache)
         self.cache.position = self.cache.seen = None  # The prompt has another number of tokens.
-        return self.token.copy_(logits.argmax(dim=-1))
+        self._token.copy_(logits.argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):
@@ -144,11 +133,9 @@ class HuggingFaceGeneration(Generation):
         self.token = out.logits[:, -1].argmax(dim=-1)
 
     def all_tokens(self) -> None:
-        """Read the prompt, keep its cache to restart from, and choose all tokens after the prompt."""
-        self.forget()
+        """Read the prompt, choose all tokens after the prompt, and return to the prompt's end."""
+        super().all_tokens()
         self._restart()  # No later token includes a prefill, because the prompt's cache exists now.
-        for _ in range(self.new_tokens):
-            self.decode()
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
@@ -166,13 +153,8 @@ class HuggingFaceGeneration(Generation):
             self._prompt_cache = self.cache
         self.cache, self._tokens = self._prompt_cache, 0
         # Decoding writes into states but replaces keys and values, so only states are copied.
-        self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
-
-    @property
-    def keys_and_values(self) -> list[Tensor]:
-        """The keys and values of all attention layers."""
-        found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
-        return [x for x in found if x is not None]
+        kept = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
+        self.cache = copy.deepcopy(self.cache, {id(x): x for x in kept})
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -59,25 +59,16 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
     if reason := unsupported(name, ids.device.type):
         raise Unsupported(reason)
     if is_compiled(name):
-        mode = name.removeprefix("compile").removeprefix("_").replace("_", "-")
-        return _compile(forward, mode or "default")
+        # An error is better than a model of which dynamo silently leaves a part uncompiled.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        mode = name.removeprefix("compile").removeprefix("_").replace("_", "-") or "default"
+        # Dynamo never compiles a function that has once run under a FLOP counter.
+        return torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
     if name.endswith("checkpoint"):
         _checkpoint(model)
     if name.startswith("autocast"):
-
-        def cast(ids: Tensor) -> Tensor:
-            with torch.autocast(ids.device.type, torch.bfloat16):
-                return forward(ids)
-
-        return cast
+        return torch.autocast(ids.device.type, torch.bfloat16)(forward)
     return forward
-
-
-def _compile(forward: Forward, mode: str) -> Forward:
-    """Compile a forward function, and raise an error if dynamo stops compiling new inputs."""
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-    # Dynamo never compiles a function that has once run under a FLOP counter.
-    return torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
 
 
 def with_own_code(function: types.FunctionType) -> types.FunctionType:
@@ -97,8 +88,8 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
     return own
 
 
-def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
+def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture a call in a CUDA graph, after a few warm-up calls."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
@@ -106,8 +97,8 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):
-        out = call()
-    return graph, out
+        call()
+    return graph
 
 
 def _checkpoint(model: nn.Module) -> None:

@@ -1,25 +1,92 @@
-"""Compute the loss of a model, and train the model to measure how the loss changes.
+"""Read text as bytes, compute the loss of a model, and train the model to change the loss.
 
 `experiments.model.steps` contains the timed training steps.
 """
 
-from collections.abc import Callable, Iterable
+import functools
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.user import logits_of
+from nanolib.paths import expanded
 
+TEXT_VOCAB_SIZE = 256
 Rate = Callable[[int], float]
-
-
 # With these parameters, the notebooks that measure a user's model skip the loss.
 WITHOUT_LOSS = (
     "train: false in notebook model, directions: [forward] in warmup, "
     "phases: [prefill] in energy, or modes: [forward] in fp8"
 )
+
+
+@functools.lru_cache(maxsize=4)
+def load_text(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
+    """Read a corpus as bytes.
+
+    Args:
+        corpus: Path of a text file, or of a folder whose files are read in the order of their
+            names. If empty, nanolib reads the Python files of Python's standard library.
+        max_bytes: Largest number of bytes to read.
+
+    Returns:
+        Bytes of the corpus, uint8, shape [bytes].
+
+    Raises:
+        BadInput: The corpus has fewer than two bytes, or cannot be read.
+    """
+    root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
+    # Files of other types differ between machines. The limit comes before site-packages.
+    files = sorted(root.rglob("*" if corpus else "*.py"))
+    data = bytearray()
+    try:
+        for path in filter(Path.is_file, [root, *files]):
+            with path.open("rb") as file:
+                data += file.read(max_bytes - len(data))
+            if len(data) >= max_bytes:
+                break
+    except OSError as error:
+        raise BadInput(
+            f"corpus: {shown(corpus)} cannot be read ({error.strerror}); give another text"
+        ) from None
+    if len(data) < 2:
+        raise BadInput(
+            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text file or a folder with at least two"
+        )
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def text_batches(
+    data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
+) -> Iterator[Tensor]:
+    """Draw batches of random sequences from a text, one batch at a time.
+
+    Args:
+        data: Bytes of a text, from `load_text`.
+        count: Number of batches.
+        batch_size: Number of sequences per batch.
+        length: Bytes per sequence. A loss over n predictions needs n + 1 bytes.
+        generator: Generator of the random positions.
+        device: Device of the batches.
+
+    Yields:
+        Token ids in [0, 256), int64, shape [batch_size, length].
+
+    Raises:
+        BadInput: The text is shorter than `length`.
+    """
+    if len(data) < length:
+        raise BadInput(
+            f"corpus: the text has {len(data)} bytes, and a sequence needs {length}; give a longer text"
+        )
+    for _ in range(count):
+        starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
+        yield torch.stack([data[start : start + length] for start in starts]).long().to(device)
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
@@ -32,17 +99,17 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     Raises:
         Unsupported: The model returns something other than logits of all positions.
     """
-    logits, (batch, length) = model(ids[:, :-1]), ids[:, 1:].shape
-    shape = list(logits.shape) if isinstance(logits, Tensor) else []
-    if len(shape) != 3 or shape[:2] != [batch, length]:
+    logits, wanted = model(ids[:, :-1]), ids[:, 1:]
+    shape = logits.shape if isinstance(logits, Tensor) else ()
+    if len(shape) != 3 or shape[:2] != wanted.shape:
         # A plan has a batch size of its own, which a reader would not understand.
-        named = ["batch", *shape[1:]] if shape[:1] == [batch] else shape
-        returned = f"logits of shape {named}" if shape else type(logits).__name__
+        each = f"logits of shape {[*shape[1:]]} for each sequence"
         raise Unsupported(
-            f"the model returns {returned}, and a loss needs {['batch', length, 'vocab']}; return them, "
-            f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
+            f"the model returns {each if shape else type(logits).__name__}, and a loss needs "
+            f"{[wanted.shape[1], 'vocab']}; return them, or an object with .logits, or leave the "
+            f"loss out with {WITHOUT_LOSS}"
         )
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten())
 
 
 def train(
@@ -67,13 +134,11 @@ def train(
         Loss before each step, in nats per token, float32, shape [steps].
     """
     weights = [*model.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=1e-3 if callable(rate) else rate, fused=True)
-    kind = weights[0].device.type
+    optimizer = torch.optim.AdamW(weights, fused=True)
     forward, losses = logits_of(model), []
     for step, ids in enumerate(batches):
-        if callable(rate):
-            optimizer.param_groups[0]["lr"] = rate(step)
-        with torch.autocast(kind, autocast, enabled=autocast is not None):
+        optimizer.param_groups[0]["lr"] = rate(step) if callable(rate) else rate
+        with torch.autocast(weights[0].device.type, autocast, enabled=autocast is not None):
             loss = next_token_loss(forward, ids)
         losses.append(loss.detach().float())
         loss.backward()

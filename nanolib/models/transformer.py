@@ -31,16 +31,14 @@ class KVCache:
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
     ) -> None:
-        layers, dtype = config.num_layers, getattr(torch, config.dtype)
+        layers, dtype = range(config.num_layers), getattr(torch, config.dtype)
 
-        def buffers(count: int, *shape: int) -> list[Tensor]:
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]
+        def buffers(*shape: int) -> list[Tensor]:
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
 
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
-        options = attention.shared_options(config.attention_type, config.attention_options)
-        scored = attention.chooses_by_score(options)
-        self.keys, self.values = buffers(layers, *shape), buffers(layers, *shape)
-        self.scores = buffers(layers if scored else 0, batch_size, 1, max_len)
+        self.keys, self.values = buffers(*shape), buffers(*shape)
+        self.scores = buffers(batch_size, 1, max_len) if config.scores_tokens else []
         self.length = 0
 
     @property
@@ -48,18 +46,14 @@ class KVCache:
         """All buffers of keys, values and scores."""
         return [*self.keys, *self.values, *self.scores]
 
-    @property
-    def start(self) -> int | Tensor:
-        """The position of the next token."""
-        return self.length if self.position is None else self.position
+    def next_positions(self, length: int) -> slice | Tensor:
+        """Return the positions of the next `length` tokens."""
+        return slice(self.length, self.length + length) if self.position is None else self.position
 
     def append(self, buffer: Tensor, x: Tensor) -> Tensor:
         """Write `x` after the filled positions of a buffer, and return all filled positions."""
-        if self.position is not None:
-            return buffer.index_copy_(2, self.position, x)
-        stop = self.length + x.shape[2]
-        buffer[:, :, self.length : stop] = x
-        return buffer[:, :, :stop]
+        buffer[:, :, self.next_positions(x.shape[2])] = x
+        return buffer[:, :, : self.length + x.shape[2]] if self.position is None else buffer
 
 
 class RotaryEmbedding(nn.Module):
@@ -76,14 +70,9 @@ class RotaryEmbedding(nn.Module):
         table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
         self.register_buffer("table", table.to(torch.get_default_dtype()), persistent=False)
 
-    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim]. The first position is `start`."""
-        rows = (
-            self.table.index_select(1, start)
-            if isinstance(start, Tensor)
-            else self.table[:, start : start + x.shape[2]]
-        )
-        cos, sin = rows.to(x.dtype)
+    def forward(self, x: Tensor, positions: slice | Tensor) -> Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], at these positions."""
+        cos, sin = self.table[:, positions].to(x.dtype)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -100,11 +89,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=False)
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
-        scored = attention.chooses_by_score(self.options)
-        self.token_score = nn.Linear(d, 1, bias=False) if scored else None
+        self.token_score = nn.Linear(d, 1, bias=False) if config.scores_tokens else None
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         batch, length, _ = x.shape
@@ -112,15 +100,13 @@ class Attention(nn.Module):
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        start = cache.start if cache else 0
-        if rope is not None:
-            q, k = rope(q, start), rope(k, start)
+        positions = cache.next_positions(length) if cache else slice(0, length)
+        q, k = rope(q, positions), rope(k, positions)
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]
             # The choice of tokens has no gradient. A factor of 1 on v gives scores a gradient.
             v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-            scores = scores.detach()
             if cache:
                 scores = cache.append(cache.scores[layer], scores[:, None])[:, 0]
         if cache:
@@ -129,8 +115,9 @@ class Attention(nn.Module):
             grouped = q.shape[1] != k.shape[1]
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=cache.seen, enable_gqa=grouped)
         else:
-            given = {"causal": True, "options": self.options, "scores": scores}
-            out = attention.attend(self.kind, q, k, v, **given)
+            out = attention.attend(
+                self.kind, q, k, v, causal=True, options=self.options, scores=scores
+            )
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -161,7 +148,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, rope: RotaryEmbedding | None, cache: KVCache | None, layer: int
+        self, x: Tensor, rope: RotaryEmbedding, cache: KVCache | None, layer: int
     ) -> Tensor:
         """Map x, shape [batch, length, d_model], to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
@@ -197,8 +184,7 @@ class Transformer(nn.Module):
         # A later change of the caller's config must not change the model.
         self.config = config.model_copy(deep=True)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        rope = config.positional == "rope"
-        self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
+        self.rope = RotaryEmbedding(config.head_dim, config.context_length)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)

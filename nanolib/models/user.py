@@ -1,26 +1,99 @@
-"""Build a model from its name, such as `package.module:build` or `hf:LlamaForCausalLM`."""
+"""Import a user's functions, and build models, by names such as `package.module:build`."""
 
 import contextlib
 import copy
-import functools
+import hashlib
+import importlib.util
 import inspect
+import json
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, shown
-from nanolib.models.functions import check_function, imported
 
+# The name of a function within JSON. The group is the first part of the name of its module.
+_NAME = re.compile(r'"([^\W\d]\w*)(?:\.\w+)*:[^\W\d]\w*"')
 _HF = "hf:"
 # Configurations of the package `transformers` have the number of blocks in one of these fields.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # The code of the package `transformers` reads options from a configuration or keyword arguments.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
+
+
+def check_function(field: str, name: str, other: str = "") -> str:
+    """Return a function's name after a check of its form, without importing the function.
+
+    Args:
+        field: Parameter or option that contains the name.
+        name: Name of the function, such as `package.module:function`.
+        other: Another valid form of the name, for the end of the error message.
+
+    Raises:
+        BadInput: The name does not have the form `package.module:function`.
+    """
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise BadInput(
+            f"{field}: {shown(name)} does not name a function; write package.module:function{other}"
+        )
+    return name
+
+
+def imported(field: str, name: str) -> Callable[..., Any]:
+    """Import the function that a parameter names, which runs the code of the function's module.
+
+    Raises:
+        BadInput: The name is not valid, the import fails, or the module has no such function.
+    """
+    check_function(field, name)
+    module_name, _, function = name.partition(":")
+    _find_in_working_directory()
+    try:
+        found = getattr(importlib.import_module(module_name), function, None)
+    except (Exception, SystemExit) as error:  # A user's code may raise any exception.
+        raise BadInput(
+            f"{field}: {name!r} cannot be imported ({cause(error)}); correct its module, or start in the module's folder"
+        ) from error
+    if not callable(found) or isinstance(found, nn.Module):
+        raise BadInput(
+            f"{field}: {module_name} has no function {function!r}; name one of its functions"
+        )
+    return found
+
+
+def _find_in_working_directory() -> None:
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def code_digest(values: Any) -> str:
+    """Return a hash of the source files of the user's functions that values name.
+
+    The hash covers all files of a function's package, or the single file of a module.
+
+    Args:
+        values: Values of JSON types. Some of them may be names such as `package.module:function`.
+
+    Returns:
+        The hash, or an empty string if the values name no function that exists.
+    """
+    _find_in_working_directory()
+    files: set[Path] = set()
+    for name in _NAME.findall(json.dumps(values)):
+        with contextlib.suppress(ImportError, ValueError):  # The run reports the missing module.
+            if found := importlib.util.find_spec(name):
+                folders = found.submodule_search_locations or ()
+                files.update(*(Path(folder).rglob("*.py") for folder in folders))
+                files.update([Path(found.origin)] if found.origin else [])
+    content = b"".join(file.read_bytes() for file in sorted(filter(Path.is_file, files)))
+    return hashlib.sha256(content).hexdigest()[:12] if files else ""
 
 
 def runs_code(name: str) -> bool:
@@ -29,25 +102,17 @@ def runs_code(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return a model's name after a check of its form, without running the model's code.
-
-    Raises:
-        BadInput: The form of the name is not valid.
-    """
-    if runs_code(name):
-        check_function("model", name, ", or hf:LlamaForCausalLM")
-    return name
+    """Return a model's name after a check of its form, without running the model's code."""
+    return check_function("model", name, ", or hf:LlamaForCausalLM") if runs_code(name) else name
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
     """Return the function that builds a named model.
 
-    The import of a user's function runs the code of the function's module.
-
     Args:
         name: Name of the model. `package.module:build` names a function in the working directory or
-            a package. `hf:` with the name of a class selects a model of the package
-            `transformers`.
+            a package, and nanolib runs the code of its module. `hf:` with the name of a class
+            selects a model of the package `transformers`.
 
     Returns:
         Function that takes the options and returns a module. The module maps int64 ids [batch,
@@ -60,7 +125,13 @@ def resolve(name: str) -> Callable[..., nn.Module]:
     """
     if runs_code(name):
         return imported("model", name)
-    return functools.partial(_build_hugging_face, _hugging_face_class(name))
+    model_class = _hugging_face_class(name)
+
+    def build(**options: Any) -> nn.Module:
+        with silent():
+            return model_class(model_class.config_class(**options))
+
+    return build
 
 
 def build_model(
@@ -73,7 +144,7 @@ def build_model(
     """Build a user's own model, or a model of the package `transformers` with random weights.
 
     Args:
-        name: Name of the model, as in `resolve`.
+        name: Name of the model. `resolve` describes the name, and the errors.
         options: Arguments of the named function, or of the configuration of the named class.
         device: Device of the weights.
         dtype: Dtype of the weights, and torch's default dtype while the function runs.
@@ -81,10 +152,6 @@ def build_model(
 
     Returns:
         The model, in training mode.
-
-    Raises:
-        BadInput: The module, function or class does not exist.
-        Unsupported: The package `transformers` is not installed.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
@@ -140,11 +207,6 @@ def _hugging_face_class(name: str) -> Any:
     return found
 
 
-def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
-    with silent():
-        return model_class(model_class.config_class(**options))
-
-
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     """Turn off all logging within the context."""
@@ -194,8 +256,6 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
 def known_options(name: str) -> list[str]:
     """List the options that a configuration declares, or that the code of the class reads.
 
-    A configuration silently accepts a name that it does not declare.
-
     Args:
         name: Name of the model, `hf:` with the name of a class of the package `transformers`.
 
@@ -204,7 +264,7 @@ def known_options(name: str) -> list[str]:
         Unsupported: The package `transformers` is not installed.
     """
     model_class = _hugging_face_class(name)
-    config_class = model_class.config_class
+    config_class = model_class.config_class  # It silently accepts names that it does not declare.
     names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
     for base in config_class.__mro__:
         names |= {*inspect.signature(base.__init__).parameters} - {"self", "args", "kwargs"}

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.measurement import Flag, Measurement, Unsupported
+from nanolib.meters.call_check import CallCheck
 from nanolib.meters.machine import usable_cores
-from nanolib.meters.time.call_check import CallCheck
-from nanolib.meters.time.sampler import Timing
-from nanolib.meters.trace import Trace
+from nanolib.meters.recording import Trace
+from nanolib.meters.sampler import Timing
 from nanolib.numbers import MIB
 from nanolib.run.ranks import run_ranks
 from nanolib.stats.intervals import Interval, mean_interval

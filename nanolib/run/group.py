@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Status
+from nanolib.meters.latency import measure, measure_in_turns, measure_phases
 from nanolib.meters.machine import limit_threads
-from nanolib.meters.time.latency import measure, measure_in_turns, measure_phases
-from nanolib.meters.time.sampler import Timing
-from nanolib.meters.time.turns import Round, speed_up_row
-from nanolib.meters.trace import Trace
+from nanolib.meters.recording import Trace
+from nanolib.meters.sampler import Timing
+from nanolib.meters.turns import Round, speed_up_row
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, RanksCase
 from nanolib.run.memory_plan import check_case, shortage
 from nanolib.run.params import Params

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
-from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.memory import (
     LiveBytes,
     fake_tensors,
@@ -21,6 +20,7 @@ from nanolib.meters.memory import (
     why_not_planned,
 )
 from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
+from nanolib.meters.operations import write_trace
 from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
@@ -255,7 +255,7 @@ def breakdown_rows(work: Any, device: str, plan: Plan) -> list[Measurement]:
         )
         work.first()
         others = [resident_row(work.call, work.scope)]
-    largest = MemoryBreakdown(parts).largest(len(parts))
+    largest = sorted(parts.items(), key=lambda item: -item[1])
     peak.details["parts"] = [[*part, size] for part, size in largest]
     return [peak, *others]
 

@@ -8,8 +8,8 @@ import pydantic
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.sampler import Collect, Timing
-from nanolib.models import attention, text
+from nanolib.meters.sampler import Collect, Timing
+from nanolib.models import attention, training
 from nanolib.params import StrictModel
 
 # Parameters that do not change what a run measures. `--resume` continues a run even if
@@ -89,7 +89,7 @@ class Params(StrictModel):
         """
 
     def timing(self, device: str) -> dict[str, Any]:
-        """Return the arguments of `nanolib.meters.time.latency.measure` for a call on `device`."""
+        """Return the arguments of `nanolib.meters.latency.measure` for a call on `device`."""
         return {
             "rel_ci": self.rel_ci,
             "budget_s": self.budget_s,
@@ -122,7 +122,7 @@ class Params(StrictModel):
 
 def known_corpus(value: str) -> str:
     """Return `value` if it names a text that can be read."""
-    text.load(value, max_bytes=2)
+    training.load_text(value, max_bytes=2)
     return value
 
 

@@ -11,7 +11,7 @@ import nanolib
 from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
 from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
-from nanolib.models.functions import code_digest
+from nanolib.models.user import code_digest
 from nanolib.paths import LAUNCH_VARIABLE, revision_of
 from nanolib.run.params import Params
 from nanolib.run.process import say

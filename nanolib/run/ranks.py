@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from nanolib.measurement import Unsupported, cause
-from nanolib.meters.links import enter_private_network
+from nanolib.meters.ranks import enter_private_network
 from nanolib.run.process import Died, call_in_process, exit_with_parent, signal_name
 
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.

@@ -40,7 +40,7 @@ def test_a_slower_revision_regressed(repository, compared, tmp_path):
     markdown = tmp_path / "f.md"
     ended, line = compared("base", "slow", "--markdown", markdown, budget="30s")
     assert ended.exit_code == 1
-    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
+    assert (line["finding"], line["verdict"]["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
     assert "in 20 pairs of processes" in line["message"]
     assert "| regressed | call | work:run | latency, ms |" in markdown.read_text()
@@ -65,7 +65,7 @@ def run():
         repository.commit(who, f"WHO = {who!r}\n{WORK}{text}")
     ended, line = compared("A", "B")
     assert ended.exit_code == 0
-    assert (line["finding"], line["ratio"]) == ("equivalent", pytest.approx(1))
+    assert (line["finding"], line["verdict"]["ratio"]) == ("equivalent", pytest.approx(1))
 
     pairs = int(re.search(r"(\d+) pairs of processes", line["message"]).group(1))
     imported = (tmp_path / "imports").read_text().splitlines()

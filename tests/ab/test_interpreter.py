@@ -32,7 +32,7 @@ def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, co
     slow = _environment(tmp_path / "slow", "2.0", 33_000_000)
     ended, line = compared("--python", base, "--python", slow, budget="6s")
     assert ended.exit_code == 1 and "A → B: planted 1.0 → 2.0" in ended.output
-    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
+    assert (line["finding"], line["verdict"]["ratio"]) == ("regressed", pytest.approx(1.1))
     assert f"A is . ({revision}+) with {base}, B is . ({revision}+) with {slow};" in ended.output
     found = json.loads((tmp_path / "f.json").read_text())
     assert found["differ"] == ["planted 1.0 → 2.0"]

@@ -3,7 +3,7 @@
 import torch
 
 from nanolib.meters import measure
-from nanolib.meters.time.clock import last_level_bytes
+from nanolib.meters.clock import last_level_bytes
 
 
 def main():

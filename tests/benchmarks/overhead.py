@@ -8,8 +8,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib import NanoConfig, create_model, generate_random_batch
-from nanolib.meters.layers.overhead import measure_overhead
-from nanolib.meters.layers.recording import MODES
+from nanolib.meters.overhead import measure_overhead
+from nanolib.meters.recording import MODES
 from nanolib.models.generation import generation_of
 
 MOST = {"again": 0.01, "minimal": 0.01, "standard": 0.03, "deep": 0.08}  # METHOD's table

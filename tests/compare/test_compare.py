@@ -7,7 +7,7 @@ import pytest
 from nanolib.compare.history import KEY, repeats
 from nanolib.compare.runs import block_medians, compare_rows
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.meters.time.latency import summarize
+from nanolib.meters.latency import summarize
 from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 

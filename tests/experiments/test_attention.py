@@ -6,7 +6,6 @@ import torch
 from nanolib.experiments.attention import cases as attention
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.memory import LiveBytes
-from nanolib.models.attention import flash_attn
 from tests.measuring import timed_alone
 
 CALL = "tests.models.inputs:strided_attention"
@@ -41,7 +40,7 @@ def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
 
 
 def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
-    monkeypatch.setattr(attention.functions, "imported", lambda *_: pytest.fail("it was imported"))
+    monkeypatch.setattr(attention, "imported", lambda *_: pytest.fail("it was imported"))
     for kind in (
         {"kind": "own", "call": "not.there:attend"},
         {"kind": "flex", "pattern": "own", "mask_mod": "not.there:mask"},
@@ -92,7 +91,7 @@ def test_the_check_of_a_long_sequence_needs_no_mask_of_all_pairs():
 
 
 def test_the_version_of_flash_attn_that_is_found_is_part_of_the_case(monkeypatch):
-    monkeypatch.setattr(flash_attn, "found_version", lambda version="auto": 4)
+    monkeypatch.setattr(attention, "flash_attn_version", lambda version="auto": 4)
     case, _ = _case({"kind": "flash_attn"})
     assert (case.options, case.name) == ({"version": 4}, "flash_attn (4)")
 

@@ -5,8 +5,8 @@ import pytest
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.model.case import ModelCase
-from nanolib.meters.energy.source import read_trace
-from nanolib.meters.trace import Trace
+from nanolib.meters.integration import read_trace
+from nanolib.meters.recording import Trace
 from nanolib.store import Store
 from tests.experiments.own import TINY
 from tests.measuring import rows_of

@@ -8,8 +8,7 @@ import pytest
 from nanolib.experiments import ALL, MEASURING
 from nanolib.experiments.explore import Explore, explore
 from nanolib.measurement import Provenance
-from nanolib.meters.energy.power import Found
-from nanolib.meters.energy.source import Reading
+from nanolib.meters.power import Found, Reading
 from nanolib.run import jobs, sweep
 from nanolib.store import Store
 from tests.experiments.own import TINY

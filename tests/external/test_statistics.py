@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nanolib.meters.energy import power
-from nanolib.meters.energy.integration import count, integrate
+from nanolib.meters import power
+from nanolib.meters.integration import count, integrate
 from nanolib.stats.intervals import hodges_lehmann, median_interval
 from nanolib.stats.steady import fences
 

@@ -45,7 +45,7 @@ def everywhere_alike():
     torch.set_num_threads(1)
     with (
         mock.patch("nanolib.run.memory_plan.free_bytes", lambda *_: _MACHINE),
-        mock.patch("nanolib.models.text.load", lambda *_, **__: text),
+        mock.patch("nanolib.models.training.load_text", lambda *_, **__: text),
     ):
         try:
             yield

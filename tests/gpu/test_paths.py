@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
-from nanolib.meters import links
-from nanolib.meters.energy import meter, power
+from nanolib.meters import energy, power, ranks
 from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
 from nanolib.run.ranks import answer, failure, results_in
@@ -31,9 +30,9 @@ def test_only_the_gpu_under_test_is_metered_whatever_its_number_here(monkeypatch
     properties = lambda device: SimpleNamespace(uuid=uuids[device])  # noqa: E731
     monkeypatch.setattr("torch.cuda.get_device_properties", properties)
     find = functools.partial(power.find_sources, nvml=NVML)
-    monkeypatch.setattr(meter, "find_sources", find)
+    monkeypatch.setattr(energy, "find_sources", find)
     for device, metered in {"cuda:0": "5", "cuda:1": "1", "cuda:2": "", "cpu": "01234567"}.items():
-        names = [track.source.of for track in meter.EnergyMeter(device=device).tracks]
+        names = [track.source.of for track in energy.EnergyMeter(device=device).tracks]
         found = [name for name in names if "gpu" in name]
         assert found == [f"gpu {number}" for number in metered]
 
@@ -46,8 +45,8 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
 
 def test_nccl_sends_past_every_interface(monkeypatch):
     monkeypatch.setattr("torch.distributed.get_backend", lambda: "nccl")
-    monkeypatch.setattr(links, "has_private_network", lambda: True)
-    assert links.count_bytes(lambda: pytest.fail("it was called")) is None
+    monkeypatch.setattr(ranks, "has_private_network", lambda: True)
+    assert ranks.count_bytes(lambda: pytest.fail("it was called")) is None
 
 
 def test_a_rank_that_nccl_aborts_is_named_with_the_line_of_its_watchdog():
@@ -71,14 +70,14 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     assert results_in(store, 2) == [{}, {"answer": {"a": 7}}]
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1, "positional": "none"}])
+@pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1}])
 def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
     """Capturing is simulated: the call is made as often as warming up makes it, and again for each replay."""
     captures = []
 
     def captured(call):
         captures.append([call() for _ in range(4)])
-        return SimpleNamespace(replay=call), None
+        return SimpleNamespace(replay=call)
 
     monkeypatch.setattr(optimize, "captured", captured)
     config = NanoConfig(

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.meters.layers import overhead
-from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import latency, ranks, sampler
+from nanolib.meters import clock as clocks
+from nanolib.meters import latency, overhead, ranks, sampler
 
 
 @pytest.fixture
@@ -18,7 +17,7 @@ def clock(monkeypatch):
         perf_counter_ns=lambda: now[0],
         perf_counter=lambda: now[0] / 1e9,
         monotonic=lambda: now[0] / 1e9,
-        thread_time=lambda: now[0] / 2e9,
+        thread_time_ns=lambda: now[0] // 2,
     )
     for module in (clocks, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters.time import call_check
-from nanolib.meters.time.latency import measure, measure_phases
-from nanolib.meters.time.sampler import Timing
+from nanolib.meters import call_check
+from nanolib.meters.latency import measure, measure_phases
+from nanolib.meters.sampler import Timing
 
 
 async def _coroutine():

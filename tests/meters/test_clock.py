@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from nanolib.meters.time import clock
+from nanolib.meters import clock
 
 
 def test_the_host_clock_reads_each_phase_and_waits_for_the_device(monkeypatch):

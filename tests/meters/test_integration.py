@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.meters.energy.integration import count, integrate
+from nanolib.meters.integration import count, integrate
 
 NAN = math.nan
 
@@ -34,6 +34,7 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
         ([0, 1], [1, NAN], 0, 1, "at least two"),
         ([0, 1, 2], [1, -1, 1], 0, 2, "infinite or below 0"),
         ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),
+        ([0, 1, 2], [NAN, 1, 1], 0, 2, "reaches beyond"),
     ],
 )
 def test_what_cannot_be_integrated_is_one_line(t, p, start, end, words):
@@ -56,7 +57,6 @@ def test_a_window_in_which_the_counter_jumps_is_refused_and_those_around_it_are_
     with pytest.raises(BadInput, match=f"^joules: the counter jumped {words}.*measure the window"):
         count(_T, joules, 0, 20)
     for start, end in ((0, 8), (10, 20)):
-        assert tuple(count(_T, joules, start, end)) == pytest.approx((60, 80, 100), abs=20.1)
         assert count(_T, joules, start, end).estimate == pytest.approx(10 * (end - start))
 
 

@@ -19,13 +19,18 @@ from nanolib.meters.interference import (
     load_between,
     watch_cpus,
 )
+from nanolib.meters.machine import Quota
 from nanolib.paths import FIRST_VARIABLE
 
 
-def _load(ours=0.0, periods=0, throttled=0, idle=0.0, stolen=0.0, used=0.0):
-    spent = (used + idle + stolen, idle, stolen, ours, periods, throttled)
-    before = (70.0, 9.0, 1.0, 50.0, 10, 5)
-    return load_between(CpuTimes(*before), CpuTimes(*map(sum, zip(before, spent, strict=True))))
+def _load(ours=0.0, quotas=(), idle=0.0, stolen=0.0, used=0.0):
+    """`quotas` has the cores, the periods and the paused periods of each quota."""
+    spent = (used + idle + stolen, idle, stolen, ours)
+    before = (70.0, 9.0, 1.0, 50.0)
+    old = [Quota(cores, 10, 5) for cores, *_ in quotas]
+    new = [Quota(cores, 10 + periods, 5 + paused) for cores, periods, paused in quotas]
+    after = map(sum, zip(before, spent, strict=True))
+    return load_between(CpuTimes(*before, old), CpuTimes(*after, new))
 
 
 @pytest.mark.parametrize(
@@ -60,12 +65,20 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
     assert "was not measured" in cpu_interference(load)[0]
 
 
-def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
-    monkeypatch.setattr(interference, "cpu_quota", lambda: 0.5)
-    load = _load(1.0, periods=20, throttled=10, used=1.0, idle=3.0)
-    assert (load.throttled, load.flags) == (0.5, (Flag.THROTTLED,))
-    assert load.details() == {"others_share": 0.0, "throttled_by": "a CPU quota of 0.5 cores"}
-    assert not _load(1.0, periods=20, throttled=2, used=1.0, idle=3.0).flags  # now and then
+@pytest.mark.parametrize(
+    ("quotas", "by"),
+    [
+        ([(0.5, 20, 10)], "a CPU quota of 0.5 cores"),
+        ([(0.5, 20, 2)], None),  # now and then
+        ([(0.5, 0, 0)], None),
+        # the group around it has more cores, and other processes use them
+        ([(2.0, 20, 0), (4.0, 20, 10)], "a CPU quota of 4 cores"),
+    ],
+)
+def test_what_ones_own_quotas_held_back_is_no_use_by_others(quotas, by):
+    load = _load(1.0, quotas, used=1.0, idle=3.0)
+    assert load.flags == ((Flag.THROTTLED,) if by else ())
+    assert load.details() == {"others_share": 0.0} | ({"throttled_by": by} if by else {})
 
 
 _WORK = "import time\nwhile time.process_time() < 0.4: pass\n"

@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import math
 import os
 import platform
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ def test_a_machine_is_told_without_names_and_its_id_is_of_its_hardware_alone():
     text = json.dumps(here.to_dict())
     assert platform.node() not in text and str(Path.home()) not in text
     hardware = {"cpu": "A CPU", "cores": 8, "ram_gib": 32, "system": "Linux x86_64"}
-    one = replace(here, **hardware, gpus=({"name": "G", "memory_gib": 80},))
+    one = replace(here, **hardware, gpus=[{"name": "G", "memory_gib": 80}])
     expected = hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", ["G"]]').hexdigest()[:12]
     assert one.machine_id == expected == one.to_dict()["machine_id"]
 
@@ -58,7 +56,6 @@ def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
 @pytest.mark.parametrize(
     ("capability", "told"),
     [
-        ((6, 1), "vector emulated emulated vector emulated"),
         ((7, 0), "vector emulated emulated tensor_cores emulated"),
         ((8, 0), "vector tensor_cores tensor_cores tensor_cores emulated"),
         ((8, 9), "vector tensor_cores tensor_cores tensor_cores tensor_cores"),
@@ -76,11 +73,11 @@ def test_a_gpu_is_told_by_its_properties_and_what_computes_a_type_by_its_generat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(machine, "pynvml", nvml)
     found = this_machine()
     fp8 = capability >= (8, 9)
     own = {"name": "G", "memory_gib": 80, "compute_capability": f"{major}.{minor}", "fp8": fp8}
-    assert (found.gpus, found.driver) == ((own,), "580.1")
+    assert (found.gpus, found.driver) == ([own], "580.1")
     assert [*found.dtypes] == ["float32", "tf32", "bfloat16", "float16", "float8"]
     assert " ".join(found.dtypes.values()) == told
     assert machine.gpu_uuid("cuda:0") == "GPU-abc"
@@ -100,7 +97,7 @@ def test_a_run_knows_what_computes_and_chooses_its_kernels(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
-    monkeypatch.setattr(machine, "this_machine", lambda: SimpleNamespace(driver="580.1"))
+    monkeypatch.setattr(machine, "_driver", lambda: "580.1")
     own = {"cuda": "13.0", "cudnn": "91900", "nccl": "2.28.9", "driver": "580.1"}
     assert machine.versions() == usual | own | {"OMP_NUM_THREADS": "2"}
 
@@ -140,30 +137,33 @@ def grouped(monkeypatch, tmp_path):
     return be
 
 
+OWN = {"a/b/cpu.max": "400000 100000", "a/b/cpu.stat": "nr_periods 9"}
+PARENTS = {"a/cpu.max": "100000 100000", "a/cpu.stat": "nr_periods 30\nnr_throttled 7"}
+
+
 @pytest.mark.parametrize(
-    ("version", "path", "files", "quota", "cores"),
+    ("version", "path", "files", "quotas", "cores"),
     [
         # a container that sees its own as the root
-        (V2, "/", {"cpu.max": "50000 100000"}, 0.5, 1),
-        (V2, "/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0, 1),
-        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf, 8),
-        (V1, "/j", {"cpu/j/cpu.cfs_quota_us": 5, "cpu/j/cpu.cfs_period_us": 2}, 2.5, 2),
+        (V2, "/", {"cpu.max": "50000 100000"}, [(0.5, 0, 0)], 1),
+        (V2, "/a/b", OWN | PARENTS, [(4.0, 9, 0), (1.0, 30, 7)], 1),
+        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, [], 8),
+        (V1, "/j", {"cpu/j/cpu.cfs_quota_us": 5, "cpu/j/cpu.cfs_period_us": 2}, [(2.5, 0, 0)], 2),
         # a container of version 1 is shown its group as the root, and told its name outside
-        (V1, "/docker/x", {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2}, 1.5, 1),
+        (
+            V1,
+            "/docker/x",
+            {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2},
+            [(1.5, 0, 0)],
+            1,
+        ),
     ],
 )
-def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
-    grouped, version, path, files, quota, cores
+def test_the_quotas_of_the_own_group_and_its_parents_hold(
+    grouped, version, path, files, quotas, cores
 ):
     grouped(version, path, files)
-    assert (machine.cpu_quota(), machine.usable_cores()) == (quota, cores)
-
-
-def test_the_smallest_quota_says_how_often_it_paused_this_process(grouped):
-    files = {"a/cpu.max": "100000 100000", "a/cpu.stat": "nr_periods 30\nnr_throttled 7"}
-    files |= {"a/b/cpu.max": "400000 100000", "a/b/cpu.stat": "nr_periods 9"}
-    grouped(V2, "/a/b", files)
-    assert machine.quota_periods() == (30, 7)
+    assert (machine.cpu_quotas(), machine.usable_cores()) == (quotas, cores)
 
 
 @pytest.mark.parametrize(
@@ -208,11 +208,11 @@ def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, versio
 
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
-    assert (machine.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
+    assert (machine.cpu_quotas(), memory.free_bytes()) == ([], 20 * GIB)
     assert this_machine().ram_gib == 32
     monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
     assert machine.usable_cores() == 8
-    assert machine.memory_limits() == [] and machine.quota_periods() == (0, 0)
+    assert machine.memory_limits() == [] and machine.cpu_quotas() == []
 
 
 @pytest.mark.parametrize(("asked", "within"), [(None, 2), ("4", 4)])

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import BadInput, Provenance, Status
-from nanolib.meters.energy import meter as energy
-from nanolib.meters.energy import source as sources
-from nanolib.meters.energy.meter import EnergyMeter, Track, Window
-from nanolib.meters.energy.source import EstimateSource, Reading, ReplaySource
-from nanolib.meters.trace import Trace
+from nanolib.meters import energy, integration, power
+from nanolib.meters.energy import EnergyMeter, Track, Window
+from nanolib.meters.integration import ReplaySource
+from nanolib.meters.power import EstimateSource, Reading
+from nanolib.meters.recording import Trace
 
 
 class _Steady:
@@ -52,7 +52,7 @@ def test_windows_nest_and_may_have_one_name():
 
 def test_a_recorded_trace_goes_through_the_same_code(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(sources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(integration.time, "monotonic", lambda: now[0])
     source = ReplaySource([0, 10, 10.001, 20], [100, 100, 300, 300])
     track = Track(source)
     for now[0] in np.arange(0, 20.5, 0.5):
@@ -65,9 +65,9 @@ def test_a_recorded_trace_goes_through_the_same_code(monkeypatch):
 def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
     Times = namedtuple("Times", "user idle iowait guest")
     now = Times(100.0, 50.0, 10.0, 5.0)
-    monkeypatch.setattr(sources.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(sources.psutil, "cpu_times", lambda: now)
-    monkeypatch.setattr(sources.time, "sleep", lambda _: None)
+    monkeypatch.setattr(power.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(power.psutil, "cpu_times", lambda: now)
+    monkeypatch.setattr(power.time, "sleep", lambda _: None)
     source = EstimateSource()
     assert math.isnan(source.read().watts)  # no time has passed
     now = Times(100.0, 50.3, 10.5, 5.0)
@@ -116,9 +116,9 @@ def test_the_rows_of_a_window_are_its_joules_in_four_ways():
 
 def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
     (track,) = _metered([{"watts": 5.0}] * 9, name="nvml_power", period_s=0.2).tracks
-    assert track.checked_energy(Window("w", 0.0, 2.0)).estimate == 10
+    assert track.energy(Window("w", 0.0, 2.0), 10).estimate == 10
     with pytest.raises(BadInput) as told:
-        track.checked_energy(Window("w", 0.0, 0.5))
+        track.energy(Window("w", 0.0, 0.5), 10)
     assert str(told.value) == (
         "w took 0.5 s, and nvml_power changes every 0.2 s: a window must contain 10 updates; repeat the work for 2 s"
     )

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.meters.energy import power
-from nanolib.meters.energy.power import find_sources
+from nanolib.meters import power
+from nanolib.meters.power import find_sources
 
 
 class _Refused(Exception):
@@ -50,21 +50,18 @@ def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(t
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("readable", "said"),
     [
-        (PermissionError(13, "Permission denied"), "chmod a+r"),
-        (OSError(5, "I/O error"), "cannot be read (I/O error)"),
-        (ValueError("no number"), "cannot be read (no number)"),
+        (False, "only root can read {path}/energy_uj; run sudo chmod a+r"),
+        (True, "package-0 reports neither energy nor power (invalid literal"),
     ],
 )
-def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, error, said):
-    def refuse(folder):
-        raise error
-
-    _zone(tmp_path, "intel-rapl:0", "package-0")
-    monkeypatch.setattr(power, "_Zone", refuse)
+def test_a_counter_that_cannot_be_read_says_why(tmp_path, monkeypatch, readable, said):
+    _zone(tmp_path, "intel-rapl:0", "package-0", "no number")
+    monkeypatch.setattr(power.os, "access", lambda file, mode: readable)
     found = find_sources(tmp_path, NO_DRIVER)
-    assert not found.sources and said in found.missing["RAPL (powercap)"]
+    reason = found.missing["RAPL (powercap)"]
+    assert not found.sources and reason.startswith(said.format(path=tmp_path / "intel-rapl:0"))
 
 
 @pytest.mark.parametrize(
@@ -96,15 +93,11 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(
         nvmlDeviceGetPowerUsage=lambda gpu: 70_000,
     )
     found = find_sources(tmp_path, nvml)
-    assert found.missing["NVIDIA (NVML)"].startswith("gpu 1 reports neither energy nor power")
+    assert found.missing["NVIDIA (NVML)"] == "Driver Not Loaded"  # the second GPU's
     (source,) = found.sources
     assert (source.name, source.of, source.period_s) == (name, "gpu 0", 0.1)
     reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
-    nvml.nvmlDeviceGetTotalEnergyConsumption = nvml.nvmlDeviceGetPowerUsage = _refuse
-    nvml.nvmlDeviceGetFieldValues = _refuse
-    lost = source.read()
-    assert math.isnan(lost.joules) and math.isnan(lost.watts)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +134,11 @@ def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
 
 
-def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    told = find_sources(tmp_path).missing["NVIDIA (NVML)"]
-    assert told.startswith("pynvml cannot be imported (ModuleNotFoundError")
+def test_amds_module_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(power, "_KFD", tmp_path)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    told = find_sources(tmp_path, NO_DRIVER).missing["AMD (amdsmi)"]
+    assert told.startswith("amdsmi cannot be imported (ModuleNotFoundError")
 
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
@@ -153,6 +147,3 @@ def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
     module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
     (source,) = find_sources(tmp_path, NO_DRIVER, apple=module).sources
     assert source.name == "ioreport" and source.read().joules == 2.25
-    vars(parts).clear()
-    missing = find_sources(tmp_path, NO_DRIVER, apple=module).missing
-    assert "none of the chip's counters" in missing["Apple (IOReport)"]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import Flag
+from nanolib.meters import sampler as sampling
+from nanolib.meters import turns
 from nanolib.meters.interference import CpuLoad
-from nanolib.meters.time import sampler as sampling
-from nanolib.meters.time import turns
-from nanolib.meters.time.sampler import BlockSampler, Timing
-from nanolib.meters.time.turns import Round, speed_up, speed_up_row, take_turns
+from nanolib.meters.sampler import BlockSampler, Timing
+from nanolib.meters.turns import Round, speed_up, speed_up_row, take_turns
 
 from .conftest import FakeClock
 

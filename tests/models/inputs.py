@@ -24,9 +24,9 @@ def from_the_20th(b, h, q_idx, kv_idx):
     return (q_idx >= 20) & (kv_idx <= q_idx)
 
 
-def window_per_head(b, h, q_idx, kv_idx):
-    """A user's mask: the second head sees more keys, from the 40th query on."""
-    return q_idx - kv_idx < 40 + 9 * (h == 1)
+def only_the_future(b, h, q_idx, kv_idx):
+    """A user's mask that keeps no pair under causality."""
+    return kv_idx > q_idx
 
 
 def document_per_sequence(b, h, q_idx, kv_idx):
@@ -71,12 +71,13 @@ def masked_by(inputs, causal, options):
     """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
     mask = choose_mask(*inputs[:2], causal=causal, options=options)
     batch, heads = (1, 1) if mask.shared else inputs[0].shape[:2]
-    dense = [mask.elements(b, h) for b in range(batch) for h in range(heads)]
+    rows = torch.arange(mask.q_len)
+    dense = [mask.elements(b, h, rows) for b in range(batch) for h in range(heads)]
     return torch.stack(dense).unflatten(0, (batch, heads)), mask
 
 
 def uncompiled(q, k, v, *, block_mask, **_):
-    """FlexAttention by its math path, in place of `flex.compiled`'s kernel."""
+    """FlexAttention by its math path, in place of `sparse.compiled`'s kernel."""
     scale = q.shape[-1] ** -0.5
     return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 

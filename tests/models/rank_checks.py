@@ -6,12 +6,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.links import count_bytes
+from nanolib.meters.ranks import count_bytes
 from nanolib.models.attention.ranks import Sharding, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
-from nanolib.models.attention.ulysses import ulysses_attention
 from tests.models.inputs import qkv
 
 
@@ -40,8 +39,9 @@ def _decode_errors():
     for batch, heads, kv_heads, layout in _decode_shapes(world):
         for dtype in (torch.float32, torch.bfloat16):
             q = torch.randn(batch, heads, 1, 16).to(dtype)
-            k, v = torch.randn(2, batch, kv_heads, layout.total, 16).to(dtype).unbind()
-            expected = masked_attention(q, k, v, causal_mask(1, layout.total))
+            total = sum(map(layout.length, range(world)))
+            k, v = torch.randn(2, batch, kv_heads, total, 16).to(dtype).unbind()
+            expected = masked_attention(q, k, v, causal_mask(1, total))
             parts = layout.take(k, rank), layout.take(v, rank)
             for algorithm in ALGORITHMS:
                 out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=layout)

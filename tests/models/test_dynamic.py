@@ -84,7 +84,7 @@ def test_dca_sees_its_window_and_what_it_chose_among_the_tokens_it_may_know(q_le
     )
     mask = CHOOSERS["dca"](q, k, causal, options, scores if learned else None).blocks()
     for b in range(2):
-        seen = mask.elements(b)
+        seen = mask.elements(b, 0, torch.arange(q_len))
         for row in range(q_len):
             position = row + 90 - q_len
             place = (position - row % SIZE) // SIZE

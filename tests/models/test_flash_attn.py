@@ -9,7 +9,7 @@ import torch
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import dense, flash_attn
+from nanolib.models.attention import dense
 from nanolib.models.attention.reference import causal_mask, masked_attention
 from tests.models.inputs import agrees, qkv
 
@@ -39,7 +39,7 @@ def install(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def forget():
-        flash_attn._imported.cache_clear()
+        dense._imported.cache_clear()
         for name in [name for name in sys.modules if name.startswith("flash_attn")]:
             del sys.modules[name]
 
@@ -72,7 +72,7 @@ def test_the_version_named_is_called_or_the_newest_and_a_broken_one_hides_no_oth
     install, there, broken, version, found
 ):
     install(*there, broken=broken)
-    assert flash_attn.found_version(version) == found
+    assert dense.flash_attn_version(version) == found
     with pytest.raises(Unsupported) as caught:
         attention.attend("flash_attn", *INPUTS, causal=True, options={"version": version})
     said = str(caught.value)
@@ -81,7 +81,7 @@ def test_the_version_named_is_called_or_the_newest_and_a_broken_one_hides_no_oth
         assert 'pip install -e ".[cuda]"' in said
         return
     assert "flash_attn has no cpu kernel" in said
-    out = flash_attn.call(found, *INPUTS, True)
+    out = dense.call_flash_attn(found, *INPUTS, True)
     assert agrees(out, masked_attention(*INPUTS, causal_mask(8, 8)), INPUTS)
 
 
@@ -89,22 +89,22 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
     def refuses(*_, **__):
         raise AssertionError("head_dim 16 is not supported on SM 9.x")
 
-    monkeypatch.setattr(flash_attn, "_imported", lambda version: (refuses, ""))
+    monkeypatch.setattr(dense, "_imported", lambda version: (refuses, ""))
     with pytest.raises(
         Unsupported, match=r"flash_attn 4 refuses the input \(head_dim 16 is not supported on SM"
     ):
-        flash_attn.call(4, *INPUTS, True)
+        dense.call_flash_attn(4, *INPUTS, True)
 
 
 def test_it_takes_short_types_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
-    monkeypatch.setattr(flash_attn, "call", lambda *x: x)
+    monkeypatch.setattr(dense, "flash_attn_version", lambda version: 3)
+    monkeypatch.setattr(dense, "call_flash_attn", lambda *x: x)
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    rest = {"causal": True, "options": flash_attn.Options()}
+    rest = {"causal": True, "options": dense.FlashOptions()}
     with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
-        flash_attn.attend(gpu, gpu, gpu, **rest)
+        dense.attend_by_flash_attn(gpu, gpu, gpu, **rest)
     gpu.dtype = torch.bfloat16
-    assert flash_attn.attend(gpu, gpu, gpu, **rest) == (3, gpu, gpu, gpu, True)
+    assert dense.attend_by_flash_attn(gpu, gpu, gpu, **rest) == (3, gpu, gpu, gpu, True)
 
 
 def test_a_dense_case_names_the_flash_kernels_that_it_runs(monkeypatch):

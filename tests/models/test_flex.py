@@ -10,7 +10,7 @@ from torch._functorch import config as functorch_config
 
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.models import attention
-from nanolib.models.attention import flex, sparse
+from nanolib.models.attention import sparse
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention
@@ -33,11 +33,11 @@ def _options(pattern):
 def test_outputs_and_gradients_are_those_of_the_reference(
     monkeypatch, pattern, shape, tile, causal
 ):
-    monkeypatch.setattr(flex, "kernel_tile", lambda device, block_size: tile)
+    monkeypatch.setattr(sparse, "kernel_tile", lambda device, block_size: tile)
     sparse.forget_masks()
     inputs, options = qkv(*shape, seed=1), _options(pattern)
     elements, _ = masked_by(inputs, causal, options)
-    mask = flex.mask_of(*inputs[:2], causal=causal, options=options)
+    mask = sparse.choose_mask(*inputs[:2], causal=causal, options=options, by_flex=True)
     kept, whole = kept_tiles(elements, tile)
     # an output would not differ if too few tiles were listed as whole, or too many as kept
     for of, by_row, by_column in (
@@ -55,7 +55,7 @@ def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
     tracemalloc.start()
     try:
         options = sparse.Options(pattern="local_global", window=256)
-        mask = flex.drawn_mask(options, length, length, True, 1, torch.device("cpu"), None)
+        mask = sparse.drawn_mask(options, length, length, True, 1, torch.device("cpu"), None)
         _, most = tracemalloc.get_traced_memory()  # numpy's arrays are among it
     finally:
         tracemalloc.stop()
@@ -82,8 +82,8 @@ def _attended(q, k, v, **rest):
 
 def test_calls_in_turns_are_compiled_once_each(monkeypatch):
     """In a second round nothing is compiled, and nothing runs unfused, although a function may have two graphs."""
-    monkeypatch.setattr(flex, "flex_attention", _attended)
-    monkeypatch.setattr(flex, "compiled", functools.cache(flex.compiled.__wrapped__))
+    monkeypatch.setattr(sparse, "flex_attention", _attended)
+    monkeypatch.setattr(sparse, "compiled", functools.cache(sparse.compiled.__wrapped__))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     calls = [  # that differ in length, pattern and window
         (16, WINDOW),

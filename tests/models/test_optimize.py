@@ -9,8 +9,8 @@ from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
-from nanolib.meters.time.latency import measure_phases
-from nanolib.meters.time.sampler import Timing
+from nanolib.meters.latency import measure_phases
+from nanolib.meters.sampler import Timing
 from nanolib.models.generation import Generation
 from nanolib.run.case import timed_call_ms
 from tests.experiments import own

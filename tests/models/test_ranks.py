@@ -5,19 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import attend, partial, ring, ulysses
+from nanolib.models.attention import attend, partial, sequence
 from nanolib.models.attention.partial import block_gradients, partial_attention, plain
 from nanolib.models.attention.ranks import Sharding
-from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import tree_attention_decode
-from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
 from tests.models.inputs import qkv
-
-pytestmark = pytest.mark.slow
 
 
 # Two ranks are each other's next and previous, and four are more than the key heads.
@@ -31,6 +30,7 @@ def answers(request):
     return run_ranks(rank_checks.check, {}, world_size=request.param, **limits)
 
 
+@pytest.mark.slow
 def test_every_rank_gets_what_one_process_gets_in_float64(answers):
     for rank, answer in enumerate(answers):
         errors = answer["errors"]
@@ -40,6 +40,7 @@ def test_every_rank_gets_what_one_process_gets_in_float64(answers):
             assert error <= limit, (rank, name, error)
 
 
+@pytest.mark.slow
 def test_ranks_meet_and_send_as_the_formula_says(answers):
     for answer in answers:
         for algorithm, (rounds, counted, formula, sent) in answer["traffic"].items():
@@ -85,7 +86,7 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
 
     ranks = SimpleNamespace(rank=0, world=3, hop=hop, time=lambda name: nullcontext())
     layout = SimpleNamespace(length=lambda rank: 4)
-    for owner, *current in ring.rotate(0, 0, layout, ranks, overlap):
+    for owner, *current in sequence.rotate([0, 0], layout, ranks, overlap):
         assert current == [owner, owner]
         events.append(f"compute {owner}")
     assert events == order
@@ -97,12 +98,6 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu():
     out = ulysses_attention(*given, layout=Sharding.contiguous(30, 1))
     wide = attend("dense", *(x.float() for x in given), causal=True)
     assert torch.equal(out, wide.bfloat16())
-
-
-def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
-    monkeypatch.setattr(ulysses, "Ranks", lambda *_: SimpleNamespace(world=3))
-    with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
-        ulysses_attention(*qkv(1, 4, 2, 2, 2), layout=None)
 
 
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
@@ -117,3 +112,25 @@ def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
     theirs = partial.plain_gradients(grad, q, k, v, out, lse, causal)
     for one, other in zip(mine, theirs, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@given(
+    make=st.sampled_from([Sharding.contiguous, Sharding.zigzag]),
+    total=st.integers(1, 24),
+    world=st.integers(1, 5),
+)
+def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most(
+    make, total, world
+):
+    layout, positions = make(total, world), torch.arange(total)
+    parts = [layout.take(positions, rank, dim=0) for rank in range(world)]
+    assert torch.equal(torch.cat(parts).sort().values, positions)
+    assert [len(part) for part in parts] == [layout.length(rank) for rank in range(world)]
+    lengths = [stop - start for pieces in layout.pieces for start, stop in pieces]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
+    layout, pairs = Sharding.zigzag(8 * world, world), torch.arange(1, 8 * world + 1)
+    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(world)}) == 1

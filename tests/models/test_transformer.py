@@ -5,9 +5,8 @@ import torch
 
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput
-from nanolib.models import text
 from nanolib.models.generation import generation_of
-from nanolib.models.training import next_token_loss, train
+from nanolib.models.training import load_text, next_token_loss, text_batches, train
 from nanolib.models.transformer import KVCache
 
 
@@ -54,9 +53,9 @@ def test_generation_continues_greedily():
 
 
 def test_the_first_loss_on_text_is_that_of_a_uniform_guess_and_training_lowers_it():
-    data = text.load(max_bytes=100_000)
+    data = load_text(max_bytes=100_000)
     assert len(data) == 100_000 and bytes(data.numpy()).count(b"def ") > 100
-    batches = text.batches(data, 25, 4, 33, torch.Generator().manual_seed(1), "cpu")
+    batches = text_batches(data, 25, 4, 33, torch.Generator().manual_seed(1), "cpu")
     losses = train(_tiny(tie_embeddings=False), batches, 1e-2)  # tied ones favor repeating a token
     assert losses[0] == pytest.approx(math.log(300), rel=0.02)
     assert losses[-5:].mean() < losses[0] - 1.5
@@ -72,8 +71,8 @@ def test_a_users_corpus_is_read_and_one_that_is_too_short_refused(tmp_path):
     (tmp_path / "inner").mkdir()
     for name, written in {"b.txt": b"ef", "a.txt": b"ab", "inner/a.md": b"gh"}.items():
         (tmp_path / name).write_bytes(written)
-    data = text.load(str(tmp_path))
+    data = load_text(str(tmp_path))
     assert bytes(data.numpy()) == b"abefgh"
-    assert bytes(text.load(str(tmp_path / "b.txt")).numpy()) == b"ef"
+    assert bytes(load_text(str(tmp_path / "b.txt")).numpy()) == b"ef"
     with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
-        next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))
+        next(text_batches(data, 1, 1, 9, torch.Generator(), "cpu"))

@@ -11,9 +11,8 @@ from nanolib.cli import main
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
-from nanolib.models.functions import code_digest
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
-from nanolib.models.user import build_model, logits_of, resolve
+from nanolib.models.user import build_model, code_digest, logits_of, resolve
 from nanolib.run.group import start_case
 from tests.models.llama import llama_like
 

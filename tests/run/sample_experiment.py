@@ -12,7 +12,7 @@ import pydantic
 import torch
 
 from nanolib.measurement import Measurement, Unsupported, exact
-from nanolib.meters.trace import Trace
+from nanolib.meters.recording import Trace
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from tests.waiting import until

@@ -15,7 +15,7 @@ from torch._inductor import list_mode_options
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
-from nanolib.meters.time import clock
+from nanolib.meters import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimize import OPTIMIZATIONS
@@ -144,7 +144,6 @@ KNOWN = (
     r"cpu has no (FP8 tensor cores|tf32)",
     r"the memory counter cannot track a compiled kernel",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",
-    r"the idle baseline",
 )
 
 

@@ -11,7 +11,7 @@ from nanolib.measurement import Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
 from nanolib.models import attention
-from nanolib.models.attention import dense, flex
+from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention, relative_error
@@ -50,7 +50,7 @@ class AttentionCase(Case):
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         dtype, size = getattr(torch, self.dtype), self._parsed.block_size
-        return flex.computes_sparse(self.device, dtype, self.head_dim, self.seq_len, size)
+        return sparse.uses_flex(self.device, dtype, self.head_dim, self.seq_len, size)
 
     @property
     def runs_code(self) -> bool:
@@ -116,7 +116,7 @@ class AttentionCase(Case):
         yield Workload("forward", forward, lambda: inputs)
         if self.backward:
             if self.by_flex:
-                flex.allow_repeated_backward()
+                sparse.allow_repeated_backward()
             gradient = torch.empty_like(inputs[0])
 
             def both() -> tuple[Tensor, ...]:
@@ -160,7 +160,7 @@ class AttentionCase(Case):
         nanolib tries the attention on a few tokens. It does not try `flex` or the user's code.
         """
         if self.attention_type == "flex":
-            return flex.unsupported(self.device, self.backward, self._parsed.backend)
+            return sparse.flex_unsupported(self.device, self.backward, self._parsed.backend)
         if self.runs_code:
             return ""
         few = replace(self, seq_len=16, batch_size=1)
@@ -223,11 +223,11 @@ class AttentionCase(Case):
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
-        make = flex.mask_of if self.by_flex else choose_mask
+        mask = {"causal": self.causal, "options": self._parsed, "by_flex": self.by_flex}
 
         def build() -> None:
             forget_masks()
-            make(*inputs[:2], causal=self.causal, options=self._parsed)
+            choose_mask(*inputs[:2], **mask)
 
         few = params.timing(self.device) | {"budget_s": params.budget_s / 4}
         built = measure(build, scope="mask", **few)

@@ -19,10 +19,10 @@ from nanolib.config import NanoConfig
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.measurement import BadInput, Measurements
 from nanolib.meters.machine import resolve_device
-from nanolib.models import Transformer, attention, create_model, functions, text
-from nanolib.models.attention import flash_attn
+from nanolib.models import Transformer, attention, create_model, training
+from nanolib.models.attention.dense import flash_attn_version
 from nanolib.models.attention.sparse import watched_work
-from nanolib.models.training import next_token_loss, train
+from nanolib.models.user import imported
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, check_heads
@@ -125,7 +125,7 @@ class Params(shared.Params):
         for parameter in ("attention_types", "quality_attentions"):
             for value in getattr(self, parameter):
                 for option in value.keys() & {"call", "mask_mod"}:
-                    functions.imported(f"{parameter}.{option}", value[option])
+                    imported(f"{parameter}.{option}", value[option])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -133,7 +133,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     options = dict(value)
     kind = options.pop("kind", None)
     if kind == "flash_attn" and options.get("version", "auto") == "auto":
-        found = flash_attn.found_version()
+        found = flash_attn_version()
         options |= {"version": found} if found else {}
     return kind, options
 
@@ -217,7 +217,11 @@ class QualityCase(Case):
             per byte.
         """
         shape = {"context_length": self.seq_len, "d_model": self.d_model}
-        shape |= {"num_layers": self.num_layers, "num_heads": 4, "vocab_size": text.VOCAB_SIZE}
+        shape |= {
+            "num_layers": self.num_layers,
+            "num_heads": 4,
+            "vocab_size": training.TEXT_VOCAB_SIZE,
+        }
         sparse = NanoConfig(**shape, attention_type="sparse", attention_options=self.options)
         sparsities, losses, differences = [], [], []
         for seed in range(self.seeds):
@@ -236,19 +240,19 @@ class QualityCase(Case):
 
 def _batches(model: Transformer, count: int, seed: int | None) -> Iterator[torch.Tensor]:
     """Draw batches of text: training text for a seed, or held-out text if the seed is None."""
-    data = text.load("")
+    data = training.load_text("")
     cut = len(data) * 9 // 10
     part = data[cut:] if seed is None else data[:cut]
     generator = torch.Generator().manual_seed(seed or 0)
     length, device = model.config.context_length + 1, next(model.parameters()).device
-    return text.batches(part, count, _BATCH, length, generator, device)
+    return training.text_batches(part, count, _BATCH, length, generator, device)
 
 
 @torch.no_grad()
 def _loss(model: Transformer) -> float:
     """Return the loss on held-out text, nats per byte."""
     held_out = _batches(model, _HELD_OUT_BATCHES, None)
-    return fmean(float(next_token_loss(model, ids)) for ids in held_out)
+    return fmean(float(training.next_token_loss(model, ids)) for ids in held_out)
 
 
 @functools.lru_cache(maxsize=64)  # All sparse attentions share the dense decoders.
@@ -257,5 +261,5 @@ def _train_dense(
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Train a dense decoder, and return its weights and its loss on held-out text."""
     model = create_model(NanoConfig(**shape), device, seed=seed)
-    train(model, _batches(model, steps, seed), _RATE)
+    training.train(model, _batches(model, steps, seed), _RATE)
     return model.state_dict(), _loss(model)

@@ -13,9 +13,13 @@ import torch.distributed as dist
 
 from nanolib.experiments.distributed.launch import Launch, Share, draw, link_rows
 from nanolib.measurement import Measurement, Measurements, Provenance, Unsupported, exact
-from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import peak_memory
-from nanolib.meters.time.ranks import time_across_ranks, time_parts_across_ranks
+from nanolib.meters.ranks import (
+    count_bytes,
+    time_across_ranks,
+    time_collectives,
+    time_parts_across_ranks,
+)
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
@@ -256,13 +260,13 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             found[name]["error"] = share.error()
         if case.traffic():
             found[name]["bytes"] = count_bytes(share.call, calls=2)
-    times = time_across_ranks(calls, budget_s, **how)
+    blocks, busy = time_across_ranks(calls, budget_s, **how)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
-        times.ms[link["scope"]] = link.pop("blocks")
+        blocks[link["scope"]] = link.pop("blocks")
     return {
-        "blocks": times.ms,
-        "busy": times.is_busy,
+        "blocks": blocks,
+        "busy": busy,
         "found": found,
         "links": links,
         "parts": time_parts_across_ranks(parts, budget_s, device=device),

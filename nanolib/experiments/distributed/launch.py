@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
-from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.ranks import KINDS
-from nanolib.meters.time.turns import Round, speed_up_row
+from nanolib.meters.latency import summarize
+from nanolib.meters.ranks import KINDS
+from nanolib.meters.turns import Round, speed_up_row
 from nanolib.models import attention
 from nanolib.models.attention.partial import partial_attention
 from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import tree_attention_decode
-from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.numbers import MIB
 from nanolib.stats.intervals import LinkCost, link_cost
 

@@ -14,16 +14,15 @@ from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
-from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.energy.source import ReplaySource, read_trace
+from nanolib.meters.clock import synchronizer
+from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.flops import count_flops
-from nanolib.meters.layers.overhead import measure_overhead
-from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import MODES, ModuleTime
+from nanolib.meters.integration import ReplaySource, read_trace
+from nanolib.meters.layers import LayerProfiler
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.clock import synchronizer
-from nanolib.meters.time.sampler import interval_of
-from nanolib.meters.trace import Trace
+from nanolib.meters.overhead import measure_overhead
+from nanolib.meters.recording import MODES, ModuleTime, Trace
+from nanolib.meters.sampler import interval_of
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace

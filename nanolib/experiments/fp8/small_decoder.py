@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
-from nanolib.models import create_model, fp8, text
+from nanolib.models import create_model, fp8, training
 from nanolib.models.attention.reference import relative_error
-from nanolib.models.training import train
 from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.stats.intervals import mean_interval
 
@@ -154,20 +153,20 @@ def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     model, batches = _model(case, seed), _batches(case, seed, corpus)
-    return model, train(model, batches, rate, autocast=case.autocast, clip=1.0)
+    return model, training.train(model, batches, rate, autocast=case.autocast, clip=1.0)
 
 
 def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
     """Draw the batches of a training run in order, each int64, shape [batch_size, seq_len + 1]."""
     generator = torch.Generator().manual_seed(seed)
     shape = (case.steps, case.batch_size, case.seq_len + 1)
-    return text.batches(text.load(corpus), *shape, generator, case.device)
+    return training.text_batches(training.load_text(corpus), *shape, generator, case.device)
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
     """Build the decoder of a case, which reads bytes."""
     config = NanoConfig(
-        vocab_size=text.VOCAB_SIZE,
+        vocab_size=training.TEXT_VOCAB_SIZE,
         d_model=case.d_model,
         num_layers=case.num_layers,
         num_heads=max(1, case.d_model // 32),
@@ -207,7 +206,7 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
     for name in fp8.chosen_layers(model):
         model.get_submodule(name).register_forward_hook(functools.partial(note, name))
     batch = islice(_batches(case, case.first_seed, corpus), 1)
-    train(model, batch, 0.0, autocast=case.autocast)
+    training.train(model, batch, 0.0, autocast=case.autocast)
     return seen
 
 

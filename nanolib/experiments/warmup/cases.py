@@ -16,9 +16,9 @@ from nanolib.config import PRESETS
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.measurement import Measurement, Measurements
+from nanolib.meters.clock import clock_for
+from nanolib.meters.latency import summarize
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.clock import clock_for
-from nanolib.meters.time.latency import summarize
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset

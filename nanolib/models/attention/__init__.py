@@ -1,39 +1,79 @@
 """Compute every attention of nanolib through one function, `attend`.
 
-The module of each attention defines:
-
-- `Options`, a `StrictModel`
-- `attend(q, k, v, *, causal, options)`
-
-Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
-attention `sparse` is a function in `patterns` or `dynamic`.
+`_KINDS` maps each name in `nanolib.config.ATTENTION_KINDS` to the options of an attention, and to a
+function `attend(q, k, v, *, causal, options)`. Each pattern of the attention `sparse` is a function
+in `patterns` or `dynamic`.
 
 The last query has the position of the last key. Query i of q_len queries has the position
 kv_len - q_len + i, as in decoding with a cache.
 """
 
-import importlib
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+import pydantic
 import torch
 from torch import Tensor
 
-from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
-from nanolib.models.attention import block_mask
+from nanolib.models.attention import dense, sparse
+from nanolib.models.attention.block_mask import static_mask
+from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import Work, dense_work
+from nanolib.models.user import check_function, imported
+from nanolib.params import StrictModel
 
 __all__ = [
     "Work",
     "attend",
     "check_shapes",
-    "chooses_by_score",
     "kinds",
     "parse_options",
     "shared_options",
     "work",
 ]
+
+
+class OwnOptions(StrictModel):
+    """Options of `own`.
+
+    Attributes:
+        call: Your function of q, k, v and causal, as `package.module:function`. The function
+            must multiply scores by head_dim ** -0.5, and return the output.
+    """
+
+    NAME: ClassVar[str] = "attention_options"
+
+    call: Annotated[str, pydantic.AfterValidator(functools.partial(check_function, "call"))]
+
+
+# nanolib imports your function once, outside the timed calls.
+_imported = functools.cache(functools.partial(imported, "attention_options.call"))
+
+
+def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: OwnOptions) -> Tensor:
+    """Compute attention by your own function `(q, k, v, causal) -> out`.
+
+    Raises:
+        BadInput: The function does not exist, or does not return a tensor with the shape of `q`.
+    """
+    out = _imported(options.call)(q, k, v, causal)
+    if not isinstance(out, Tensor) or out.shape != q.shape:
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise BadInput(
+            f"attention_options.call: {options.call} returned {got}; return shape {list(q.shape)}"
+        )
+    return out
+
+
+_KINDS = {
+    "dense": (dense.Options, dense.attend),
+    "flash_attn": (dense.FlashOptions, dense.attend_by_flash_attn),
+    "flex": (sparse.FlexOptions, sparse.attend),
+    "sparse": (sparse.Options, sparse.attend),
+    "own": (OwnOptions, _attend_by_own),
+}
 
 
 def kinds() -> tuple[str, ...]:
@@ -43,16 +83,15 @@ def kinds() -> tuple[str, ...]:
         >>> kinds()
         ('dense', 'flash_attn', 'flex', 'sparse', 'own')
     """
-    return tuple(ATTENTION_KINDS)
+    return tuple(_KINDS)
 
 
-def _module(kind: str) -> Any:
-    """Return the module of an attention."""
-    if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
+def _options_of(kind: str) -> Any:
+    if kind not in kinds():
         raise BadInput(
-            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
+            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(_KINDS)}"
         )
-    return _MODULES[kind]
+    return _KINDS[kind][0]
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
@@ -66,7 +105,7 @@ def parse_options(kind: str, options: Any = None) -> Any:
         Traceback (most recent call last):
         nanolib.measurement.BadInput: ...windw...
     """
-    model = _module(kind).Options
+    model = _options_of(kind)
     if isinstance(options, model):
         return options
     return model(**(options or {}))
@@ -82,23 +121,13 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
         >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
         32
     """
-    mine = _module(kind).Options.model_fields
+    mine = _options_of(kind).model_fields
     for name in bag:
-        if not any(name in _module(other).Options.model_fields for other in ATTENTION_KINDS):
+        if not any(name in options.model_fields for options, _ in _KINDS.values()):
             raise BadInput(
                 f"attention_options.{name}: is not an option of any attention kind; {kind} takes {', '.join(mine)}"
             )
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
-
-
-def chooses_by_score(options: Any) -> bool:
-    """Return whether an attention uses a learned score of each token to choose keys.
-
-    Example:
-        >>> chooses_by_score(parse_options("sparse", {"pattern": "dca"}))
-        True
-    """
-    return getattr(options, "pattern", "") == "dca"
 
 
 def attend(
@@ -145,7 +174,7 @@ def attend(
     given = {"causal": causal, "options": parse_options(kind, options)}
     if scores is not None:
         given["scores"] = scores
-    return _module(kind).attend(q, k, v, **given)
+    return _KINDS[kind][1](q, k, v, **given)
 
 
 def work(
@@ -174,9 +203,10 @@ def work(
     """
     _check_lengths(q_len, kv_len)
     options = parse_options(kind, options)
-    if kind in ("flex", "sparse"):
-        return block_mask.work(q_len, kv_len, causal, options, heads)
-    return None if kind == "own" else dense_work(q_len, kv_len, causal)
+    if kind not in ("flex", "sparse"):
+        return None if kind == "own" else dense_work(q_len, kv_len, causal)
+    is_static = options.pattern in PATTERNS
+    return static_mask(options, q_len, kv_len, causal, heads).work if is_static else None
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -207,7 +237,3 @@ def _check_lengths(q_len: int, kv_len: int) -> None:
         raise BadInput(
             f"q, k: {q_len} queries over {kv_len} keys; give at least one query, and at least as many keys as queries"
         )
-
-
-# An import during a call would break dynamo's graph of a compiled model.
-_MODULES = {kind: importlib.import_module(f"{__name__}.{kind}") for kind in ATTENTION_KINDS}

@@ -7,9 +7,8 @@ the same blocks as a run.
 import bisect
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -18,12 +17,13 @@ from torch import Tensor
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
-    DYNAMIC,
     WINDOWED,
     MaskMod,
     Options,
+    PatternInputs,
+    on_cpu,
+    own_mask,
     static_mask_mod,
-    uses_index,
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
@@ -49,36 +49,6 @@ class QueryBlock:
     pieces: np.ndarray
     hidden_from: int
     hidden: np.ndarray
-
-    @classmethod
-    def of(
-        cls,
-        rows: tuple[int, int],
-        tiles: np.ndarray,
-        size: int,
-        lengths: tuple[int, int],
-        mask_mod: MaskMod,
-        head: tuple[int, int],
-        begin: int = 0,
-    ) -> Self:
-        """Create a block from its tiles of keys.
-
-        Args:
-            rows: Range [start, stop) of the queries.
-            tiles: Indices of the tiles that the block attends to, in order, int64.
-            size: Number of keys in each tile.
-            lengths: Number of leading keys that the block may see, and number of all keys.
-            mask_mod: Mask of the queries and keys.
-            head: Index of the sequence and of the head in the mask.
-            begin: Index of the first key for which to evaluate the mask. All queries see the
-                earlier keys.
-        """
-        keys = tile_positions(tiles, size)
-        keys = keys[keys < lengths[0]]
-        unit = math.gcd(size, *lengths)
-        kept = mask_mod(*head, np.arange(*rows)[:, None], keys[begin:])
-        first = int(np.append(kept.all(axis=0), False).argmin())
-        return cls(rows, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
 
     @property
     def keys(self) -> int:
@@ -132,6 +102,8 @@ class BlockMask:
         causal: Whether a query sees only keys at or before its own position.
         block_size: Side of a tile, in tokens.
         mask_mod: Mask from which the blocks were found.
+        options: Options of the pattern, with the window that has the requested sparsity. The value
+            is None if the mask depends on the input.
     """
 
     plans: tuple[Plan, ...]
@@ -140,15 +112,12 @@ class BlockMask:
     causal: bool
     block_size: int
     mask_mod: MaskMod
+    options: Options | None = None
 
     @property
     def shared(self) -> bool:
         """Whether all heads share the same blocks."""
         return len(self.plans) == 1
-
-    def plan(self, head: int) -> Plan:
-        """Return the blocks of a head. `head` counts the heads of all sequences."""
-        return self.plans[head % len(self.plans)]
 
     @functools.cached_property
     def work(self) -> Work:
@@ -160,32 +129,18 @@ class BlockMask:
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
-    def elements(self, b: int = 0, h: int = 0, rows: Tensor | None = None) -> Tensor:
-        """Return a head's mask of the queries `rows`, by default all, as bool [rows, kv_len].
+    def elements(self, b: int, h: int, rows: Tensor) -> Tensor:
+        """Return a head's mask of the queries `rows` as bool [rows, kv_len].
 
         The mask function computes the result, so a reference under this mask also shows pairs that
         the blocks have missed.
         """
-        queries = np.arange(self.q_len) if rows is None else rows.numpy()
-        return torch.from_numpy(self.mask_mod(b, h, queries[:, None], np.arange(self.kv_len)))
-
-
-def work(q_len: int, kv_len: int, causal: bool, options: Options, heads: int) -> Work | None:
-    """Count the query-key pairs and tiles that a pattern keeps. See `attention.work`."""
-    if options.pattern in DYNAMIC:
-        return None
-    return static_mask(options, q_len, kv_len, causal, mask_count(options, heads)).work
-
-
-def mask_count(options: Options, heads: int) -> int:
-    """Return the number of different masks: `heads` if your own mask uses h, otherwise 1."""
-    return heads if options.pattern == "own" and uses_index(options, 1) else 1
+        keys = np.arange(self.kv_len)
+        return torch.from_numpy(self.mask_mod(b, h, rows.numpy()[:, None], keys))
 
 
 @functools.lru_cache(maxsize=64)
-def static_mask(
-    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
-) -> BlockMask:
+def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: int) -> BlockMask:
     """Create the mask of a pattern that ignores the values of q and k.
 
     All layers and calls with the same arguments share the cached mask.
@@ -195,30 +150,43 @@ def static_mask(
         q_len: Number of queries. The queries have the last positions of the sequence.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
-        heads: Number of different masks.
-        size: Side of each tile, in tokens, or None for `block_size`.
+        heads: Number of query heads. If your own mask uses h, each head has its own mask.
 
     Raises:
-        BadInput: The mask has too many tiles.
+        BadInput: The mask has too many tiles, or your own mask keeps no pair of a whole sequence.
     """
-    size = size or options.block_size
+    size = options.block_size
     tiles = tile_count(q_len, size) * tile_count(kv_len, size)
     if tiles > _MOST_TILES:
         raise BadInput(
             f"block_size: {size} gives {tiles:,} tiles at {kv_len:,} tokens, more than "
             f"{_MOST_TILES:,}; use larger tiles"
         )
-    options = with_window(options, q_len, kv_len, causal)
-    hides_future = options.hides_future(causal)
+    options = _with_window(options, q_len, kv_len, causal)
+    is_own, offset = options.pattern == "own", kv_len - q_len
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
-    plans = (
-        _plan(keeps, options, head, q_len, kv_len, hides_future, size) for head in range(heads)
-    )
-    return BlockMask(tuple(plans), q_len, kv_len, causal, size, keeps)
+    side = size if options.pattern in BY_CORNERS else 1
+
+    def find(head: tuple[int, int], start: int, stop: int, reach: int) -> tuple[np.ndarray, int]:
+        positions = _corners(start + offset, stop + offset, side)
+        keys = np.union1d(_corners(0, reach, side), positions)
+        kept = keeps(*head, positions[:, None] - offset, keys)
+        return np.unique(keys[kept.any(axis=0)] // size), 0
+
+    count = heads if is_own and uses_index(options, 1) else 1
+    shape = options.hides_future(causal), q_len, kv_len, size, size
+    plans = tuple(make_plan(keeps, (0, head), find, *shape) for head in range(count))
+    mask = BlockMask(plans, q_len, kv_len, causal, size, keeps, options)
+    # With a cache, a query may see no key, although earlier or later queries of a sequence do.
+    if is_own and not offset and not mask.work.kept:
+        raise BadInput(
+            f"attention_options.mask_mod: {options.mask_mod} keeps none of {q_len} x {kv_len} pairs; "
+            "return true for the pairs to keep"
+        )
+    return mask
 
 
-@functools.lru_cache(maxsize=64)
-def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
+def _with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
     """Replace a requested sparsity by the largest window with at least this sparsity.
 
     If no window has this sparsity, the function sets a window of 1.
@@ -233,11 +201,11 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
 
     # A larger window removes fewer pairs.
     found = bisect.bisect_right(range(1, kv_len + 1), -options.sparsity, key=minus_sparsity)
-    return options.model_copy(update={"window": max(1, found)})
+    return options.model_copy(update={"window": max(1, found), "sparsity": None})
 
 
 def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
-    """Return q_len, kv_len, causal and the number of masks, as arguments for `static_mask`.
+    """Return q_len, kv_len, causal and the number of heads, as arguments for `static_mask`.
 
     Raises:
         BadInput: Sequences share your own `mask_mod`, which uses their index.
@@ -247,32 +215,67 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
             f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share one mask; "
             "remove b from the mask, or give one sequence"
         )
-    return q.shape[2], k.shape[2], causal, mask_count(options, q.shape[1])
+    return q.shape[2], k.shape[2], causal, q.shape[1]
 
 
-def _plan(
-    keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
+@functools.lru_cache(maxsize=64)
+def uses_index(options: Options, place: int) -> bool:
+    """Return whether your own mask uses b (`place` 0) or h (`place` 1)."""
+    mask_mod = own_mask(PatternInputs(options, 1, torch.device("cpu")))
+
+    def keeps(index: Tensor) -> Tensor:
+        at = [torch.tensor(0)] * 4
+        at[place] = index
+        return mask_mod(*at)
+
+    try:
+        with on_cpu():  # Without `out_dims`, torch refuses a result that depends on the index.
+            torch.vmap(keeps, out_dims=None)(torch.arange(1))
+    except (RuntimeError, ValueError):
+        return True
+    return False
+
+
+def make_plan(
+    mask_mod: MaskMod,
+    head: tuple[int, int],
+    find: Callable[..., tuple[np.ndarray, int]],
+    causal: bool,
+    q_len: int,
+    kv_len: int,
+    size: int,
+    key_size: int,
 ) -> Plan:
-    """Find the kept tiles of each block of queries. Evaluate only tile corners if possible."""
-    blocks, offset = [], kv_len - q_len
-    sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
+    """Create the blocks of queries of one head.
+
+    Args:
+        mask_mod: Mask of the queries and keys.
+        head: Index of the sequence and of the head in the mask.
+        find: Function of `head`, of the first query of a block, of the index after the last query,
+            and of the number of leading keys that the block may see. The function returns the
+            indices of the tiles of keys that the block attends to, in order, int64, and how many
+            of the tiles' leading keys all queries see. nanolib does not evaluate these keys.
+        causal: Whether a query sees only keys at or before its own position.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        size: Number of queries in each block.
+        key_size: Number of keys in each tile.
+    """
+    blocks = []
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
-        reach = stop + offset if causal else kv_len
-        positions = _corners(start + offset, stop + offset, sides)
-        keys = np.union1d(_corners(0, reach, sides), positions)
-        kept = keeps(0, head, positions[:, None] - offset, keys)
-        tiles = np.unique(keys[kept.any(axis=0)] // size)
-        rows, lengths = (start, stop), (reach, kv_len)
-        blocks.append(QueryBlock.of(rows, tiles, size, lengths, keeps, (0, head)))
+        reach = stop + kv_len - q_len if causal else kv_len
+        tiles, begin = find(head, start, stop, reach)
+        keys = tile_positions(tiles, key_size)
+        keys, unit = keys[keys < reach], math.gcd(key_size, reach, kv_len)
+        kept = mask_mod(*head, np.arange(start, stop)[:, None], keys[begin:])
+        first = int(np.append(kept.all(axis=0), False).argmin())
+        rows, pieces, hidden = (start, stop), keys[::unit] // unit, ~kept[:, first:]
+        blocks.append(QueryBlock(rows, unit, pieces, begin + first, hidden))
     return tuple(blocks)
 
 
-def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """List the ends of [start, stop), and the positions at which tiles begin or end.
-
-    `sides` contains the sides of the tiles, in tokens.
-    """
-    inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
-    begins = np.unique(np.concatenate([[start], *inner]))
-    return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))
+def _corners(start: int, stop: int, side: int) -> np.ndarray:
+    """List the ends of [start, stop), and the positions at which tiles begin or end."""
+    begins = np.arange((start // side + 1) * side, stop, side)
+    return np.unique(np.concatenate([[start, stop - 1], begins, begins - 1]))

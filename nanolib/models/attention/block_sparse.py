@@ -73,9 +73,7 @@ class _BlockSparse(torch.autograd.Function):
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
         queries, d_results, keys, values = (x.to(dtype).contiguous() for x in (q, d_out, k, v))
         _over_heads("backward", (queries, d_results, dq), (keys, values, dk, dv), ctx.mask)
-        # Deleting the inputs frees memory for the converted gradients.
-        del queries, d_results, keys, values
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq, dk, dv, None  # Autograd converts the gradients.
 
 
 def _over_heads(
@@ -135,14 +133,15 @@ def _calls(
         Index of the sequence, query heads, key heads, and the blocks that these heads share.
     """
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    for b in range(first // kv_heads, tile_count(last, kv_heads)):
-        start, stop = max(0, first - b * kv_heads), min(kv_heads, last - b * kv_heads)
-        if mask.shared:
+    if mask.shared:
+        for b in range(first // kv_heads, tile_count(last, kv_heads)):
+            start, stop = max(0, first - b * kv_heads), min(kv_heads, last - b * kv_heads)
             yield b, slice(start * group, stop * group), slice(start, stop), mask.plans[0]
-            continue
-        for h in range(start * group, stop * group):
-            at = h // group
-            yield b, slice(h, h + 1), slice(at, at + 1), mask.plan(b * q.shape[1] + h)
+        return
+    for head in range(first * group, last * group):
+        b, h = divmod(head, q.shape[1])
+        at, plan = h // group, mask.plans[head % len(mask.plans)]
+        yield b, slice(h, h + 1), slice(at, at + 1), plan
 
 
 def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
@@ -165,15 +164,22 @@ def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
     scores = group * max((block.scores for block in blocks), default=0)
     keys = max((block.keys for block in blocks), default=0)
     together = max(1, min(heads, _SCORES // max(1, scores)))
-    converted = []
+    # In the tensor of keys, each head follows the previous head.
+    offsets = np.arange(together)[:, None] * kv_len
     with without_modes:
-        for block in blocks:
-            # In the tensor of keys, each head follows the previous head.
-            pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
-            pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
-            sizes = *block.rows, block.keys, block.start, block.unit
-            rest = pieces, block.hidden_from, hidden, block.blind
-            converted.append(block_loops.Block(*sizes, *rest))
+        converted = [
+            block_loops.Block(
+                *block.rows,
+                block.keys,
+                block.start,
+                block.unit,
+                torch.from_numpy((offsets // block.unit + block.pieces).ravel()),
+                block.hidden_from,
+                torch.from_numpy(block.hidden),
+                block.blind,
+            )
+            for block in blocks
+        ]
     buffers = q.new_empty(together * scores), q.new_empty(together * keys * head_dim)
     return block_loops.Schedule(converted, together, *buffers)
 

@@ -1,10 +1,11 @@
 """Choose the keys that each head keeps, from the values of queries and keys.
 
 A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
-The host waits for the device only in `Choice.blocks`. List each new chooser in `patterns.DYNAMIC` too.
+The host waits for the device only in `Choice.blocks`.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, pad
+from torch.nn.functional import avg_pool2d
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock
-from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near
+from nanolib.models.attention.block_mask import BlockMask, make_plan
+from nanolib.models.attention.patterns import MaskMod, Options, at_end, is_near
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +36,8 @@ class Cells:
         own: Whether at least one query of a cell has the same position as a key of the cell.
         allowed: Whether causality allows at least one pair of a cell.
         complete: Whether a cell ends within the sequence, and causality allows all pairs.
-        near: Whether the window keeps at least one pair of a cell, or None without a window.
-        within: Whether the window keeps all pairs of a cell, or None without a window.
+        near: Whether the window keeps at least one pair of a cell.
+        within: Whether the window keeps all pairs of a cell.
     """
 
     q_len: int
@@ -48,8 +49,8 @@ class Cells:
     own: Tensor
     allowed: Tensor
     complete: Tensor
-    near: Tensor | None = None
-    within: Tensor | None = None
+    near: Tensor
+    within: Tensor
 
 
 @functools.lru_cache(maxsize=4)  # Tables of single keys are large: a byte per block and key.
@@ -66,16 +67,20 @@ def cells_of(
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
     last, stop = first + size - 1, start + key_size - 1  # The last cell may be cut off.
-    reached, complete = start <= last, (last < kv_len) & (stop < kv_len)
-    tables = (
-        reached & (first <= stop),
-        reached if causal else torch.ones_like(reached),
-        complete & (stop <= first) if causal else complete,
+    reached, whole = start <= last, (last < kv_len) & (stop < kv_len)
+    return Cells(
+        q_len,
+        kv_len,
+        causal,
+        size,
+        key_size,
+        window,
+        own=reached & (first <= stop),
+        allowed=reached | (not causal),
+        complete=whole & ((stop <= first) | (not causal)),
+        near=(start < last + window) & (first < stop + window) & (window > 0),
+        within=(stop < first + window) & (last < start + window),
     )
-    if window:
-        near = (start - last < window) & (first - stop < window)
-        tables += near, (stop - first < window) & (last - start < window)
-    return Cells(q_len, kv_len, causal, size, key_size, window, *tables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +112,11 @@ class Choice:
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
         """Return whether a cell has a kept pair, and whether all pairs of a cell are kept."""
-        some = whole = self.chosen
-        if self.cells.window:
-            some, whole = some | self.cells.near, whole | self.cells.within
+        some, whole = self.chosen | self.cells.near, self.chosen | self.cells.within
         return some & self.cells.allowed, whole & self.cells.complete
 
     def tiles(self, side: int) -> tuple[Tensor, Tensor]:
-        """Return whether a tile has a kept pair, and whether all pairs of a tile are kept.
+        """Return whether some but not all pairs of a tile are kept, and whether all are kept.
 
         Args:
             side: Side of a tile in tokens, a multiple of `block_size`.
@@ -121,34 +124,30 @@ class Choice:
         Returns:
             Two tables, bool [batch, heads, query tiles, key tiles].
         """
-        shape = self.chosen.shape
-        rows, columns = side // self.cells.block_size, side // self.cells.key_size
-        cut = 0, -shape[3] % columns, 0, -shape[2] % rows
+        shape = side // self.cells.block_size, side // self.cells.key_size
+        # The average of a tile that is cut off counts the missing cells as zeros.
         some, whole = (
-            pad(x, cut).unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
+            avg_pool2d(x.float(), shape, ceil_mode=True, divisor_override=math.prod(shape))
             for x in self.kept_cells()
         )
-        return some.any(dim=5).any(dim=3), whole.all(dim=5).all(dim=3)
+        return (some > 0) & (whole < 1), whole == 1
 
     def blocks(self) -> BlockMask:
         """Create the block mask on the host. The host waits for the device."""
         chosen, some, whole = (x.cpu().numpy() for x in (self.chosen, *self.kept_cells()))
-        keeps, plans, cells = self.mask_mod(chosen), [], self.cells
-        q_len, kv_len, size = cells.q_len, cells.kv_len, cells.block_size
-        for b, h in np.ndindex(chosen.shape[:2]):
-            plan = []
-            for row, start in enumerate(range(0, q_len, size)):
-                stop = min(start + size, q_len)
-                kept = some[b, h, row].nonzero()[0]
-                # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
-                begin = int(np.append(whole[b, h, row, kept], False).argmin()) * cells.key_size
-                lengths = stop + kv_len - q_len if cells.causal else kv_len, kv_len
-                rows, given = (start, stop), (kept, cells.key_size, lengths)
-                plan.append(QueryBlock.of(rows, *given, keeps, (b, h), begin))
-            plans.append(tuple(plan))
-        alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
+        keeps, cells = self.mask_mod(chosen), self.cells
+        sizes = (cells.q_len, cells.kv_len, cells.block_size, cells.key_size)
+
+        def find(head: tuple[int, int], start: int, *_: int) -> tuple[np.ndarray, int]:
+            at = (*head, start // cells.block_size)
+            kept = some[at].nonzero()[0]
+            return kept, int(np.append(whole[at][kept], False).argmin()) * cells.key_size
+
+        heads = np.ndindex(chosen.shape[:2])
+        plans = [make_plan(keeps, head, find, cells.causal, *sizes) for head in heads]
+        alike = self.heads // chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))
-        return BlockMask(shared, q_len, kv_len, cells.causal, size, keeps)
+        return BlockMask(shared, *sizes[:2], cells.causal, cells.block_size, keeps)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -162,8 +161,7 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
     counts = cells.allowed.sum(dim=1, keepdim=True)
     kept = ((1 - options.tile_sparsity) * counts).round().clamp(min=1)
     ranked = estimated.masked_fill(cells.own, float("inf")).argsort(dim=-1, descending=True)
-    chosen = (ranked.argsort(dim=-1) < kept) | cells.own
-    return Choice(chosen & cells.allowed, cells, q.shape[1])
+    return Choice((ranked.argsort(dim=-1) < kept) | cells.own, cells, q.shape[1])
 
 
 def threshold(
@@ -180,7 +178,7 @@ def threshold(
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
     before = weights.cumsum(dim=-1) - weights  # Mass of the tiles with larger weights.
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
-    return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
+    return Choice(kept | cells.own, cells, q.shape[1])
 
 
 def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Cells, Tensor]:
@@ -244,10 +242,9 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
         most: Largest number of global tokens.
     """
     beyond = torch.arange(scores.shape[-1], device=scores.device) >= known
-    among = scores[:, None].masked_fill(beyond, 0)
-    mean = among.sum(dim=-1, keepdim=True) / known
-    deviations = (among - mean).masked_fill(beyond, 0)
-    spread = (deviations.square().sum(dim=-1, keepdim=True) / known).sqrt()
+    among = scores[:, None].masked_fill(beyond, float("nan"))
+    mean = among.nanmean(dim=-1, keepdim=True)
+    spread = (among - mean).square().nanmean(dim=-1, keepdim=True).sqrt()
     among = among.masked_fill(beyond, float("-inf"))
     # A stable sort prefers the earlier of two equal scores, whatever the length of the cache.
     rank = among.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
@@ -274,6 +271,4 @@ def _drawn(
     return known, torch.from_numpy(np.array(rows)).to(device)
 
 
-CHOOSERS: dict[str, Callable[..., Choice]] = dict(
-    zip(DYNAMIC, (top_k, threshold, dca), strict=True)
-)
+CHOOSERS: dict[str, Callable[..., Choice]] = {"top_k": top_k, "threshold": threshold, "dca": dca}

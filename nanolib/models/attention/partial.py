@@ -12,6 +12,7 @@ from torch import Tensor
 
 _SCORES = 2**23  # Largest number of scores of one slice of queries. In float32, they use 32 MiB.
 _LOWEST = -math.inf
+aten = torch.ops.aten
 
 
 def partial_attention(
@@ -35,8 +36,14 @@ def partial_attention(
     if q.numel() == 0 or k.shape[2] == 0:
         return torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], _LOWEST, dtype=wide)
     folded, k, v = fold_groups(q, k, v, causal)
-    out, lse = _kernel(folded, k, v, causal)
-    return out.reshape(q.shape), lse.reshape(q.shape[:3])
+    if q.device.type == "cpu":  # The bfloat16 kernel would round attention weights to 3 digits.
+        wider = (x.to(wide) for x in (folded, k, v))
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*wider, 0.0, causal)
+    elif q.device.type == "cuda" and q.dtype.itemsize == 2:
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(folded, k, v, 0.0, causal)
+    else:
+        out, lse = plain(folded, k, v, causal)
+    return out.to(wide).reshape(q.shape), lse.to(wide).reshape(q.shape[:3])
 
 
 def wide_type(x: Tensor) -> torch.dtype:
@@ -60,25 +67,11 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return q.reshape(batch, kv_heads, group * q_len, head_dim), k, v
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp for equal numbers of query and key heads."""
-    if q.device.type == "cpu":  # The bfloat16 kernel would round attention weights to 3 digits.
-        q, k, v = (x.to(wide_type(x)) for x in (q, k, v))
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    elif q.device.type == "cuda" and q.dtype.itemsize == 2:
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
-    else:
-        out, lse = plain(q, k, v, causal)
-    return out.to(wide_type(q)), lse.to(wide_type(q))
-
-
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp by two matrix products, if no fused kernel applies."""
-    out = torch.empty_like(q, dtype=wide_type(q))
-    lse = out.new_empty(q.shape[:3])
-    k, v = k.to(out.dtype), v.to(out.dtype)  # Convert keys and values once for all slices.
-    for rows, weights, log_sum in _weights(q, k, causal):
-        out[:, :, rows], lse[:, :, rows] = weights @ v, log_sum
+    k, v = (x.to(wide_type(q)) for x in (k, v))  # Convert keys and values once for all slices.
+    parts = [(weights @ v, log_sum) for _, weights, log_sum in _weights(q, k, causal)]
+    out, lse = (torch.cat(slices, dim=2) for slices in zip(*parts, strict=True))
     return out, lse
 
 
@@ -129,7 +122,7 @@ def block_gradients(
     grad, whole, lse = (x.reshape(folded.shape[: x.dim()]) for x in (grad_out, out, lse))
     given = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
     if q.device.type == "cpu":
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
         grad_q, *grads = backward(*given, lse, 0.0, causal)
     else:
         grad_q, *grads = plain_gradients(*given, lse, causal)
@@ -163,11 +156,7 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
     top = finite(torch.maximum(lse, other_lse))
     weight = torch.exp(other_lse - top)
     total = torch.exp(lse - top) + weight
-    out.lerp_(other, (weight / nonzero(total))[..., None])
+    # The larger weight is 1. Without any key, the total is 0, and 0 / 0 is NaN.
+    out.lerp_(other, (weight / total.clamp(min=1))[..., None])
     lse.copy_(torch.log(total).add_(top))
     return out, lse
-
-
-def nonzero(total: Tensor) -> Tensor:
-    """Replace a zero sum of weights by one, to avoid a division of 0 by 0."""
-    return torch.where(total == 0, 1.0, total)

@@ -11,33 +11,30 @@ the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, th
 all pairs, no pairs, a band around the diagonal, one document, or leading rows or columns.
 """
 
-import functools
+import contextlib
 import itertools
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import pydantic
 import torch
 
-from nanolib.measurement import shown
-from nanolib.models.attention import own
+from nanolib.config import ATTENTION_PATTERNS, Size
 from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
-from nanolib.models.functions import check_function, imported
+from nanolib.models.user import check_function, imported
 from nanolib.params import StrictModel
+from nanolib.torch_internals import disable_dispatch_modes
 
 # A mask_mod maps (batch, head, query, key) to whether the query sees the key.
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 Device = torch.device | None  # The device is None if the indices are numpy arrays.
-DYNAMIC = ("top_k", "threshold", "dca")
 # Patterns whose sparsity depends on the window.
 WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
-_TILE_SPARSITY = 0.9
 _MOST = 2**24  # Largest number of tokens of a sequence.
-_Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
@@ -46,7 +43,7 @@ class Options(StrictModel):
     Each pattern reads only some of these options.
 
     Attributes:
-        pattern: Name of a pattern, a key of `PATTERNS` or one of `DYNAMIC`.
+        pattern: Name of a pattern, a key of `PATTERNS` or of `dynamic.CHOOSERS`.
         window: Reach of the local window, in tokens.
         global_tokens: Number of positions that every query sees. `dca` chooses at most
             `global_tokens` positions by score, and other patterns take the first positions.
@@ -58,7 +55,8 @@ class Options(StrictModel):
         block_size: Side of a tile, in tokens. The kernel computes or skips a whole tile.
         seed: Seed of the random tiles and keys.
         document_lengths: Lengths of the documents in a sequence, in tokens, repeated as needed.
-        document_starts: Position of the first token of each document after the first document.
+        document_starts: Position of the first token of each document after the first document, in
+            any order.
         mask_mod: Mask for the pattern `own`, as `package.module:function`. If the mask uses the
             index of the head, each head has its own mask. All sequences of a batch must share one
             mask.
@@ -67,25 +65,20 @@ class Options(StrictModel):
     NAME: ClassVar[str] = "attention_options"
     model_config = pydantic.ConfigDict(frozen=True)  # Caches of masks use the options as a key.
 
-    pattern: str = "local_global"
-    window: int = pydantic.Field(256, gt=0, le=_MOST)
+    pattern: Literal[tuple(ATTENTION_PATTERNS)] = "local_global"
+    window: Size = 256
     global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
     random_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
     mass: float = pydantic.Field(0.9, gt=0, le=1)
-    block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
+    block_size: Size = BLOCK_SIZE
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
-    document_lengths: tuple[_Tokens, ...] = ()
-    document_starts: tuple[_Tokens, ...] = ()
+    document_lengths: tuple[Size, ...] = ()
+    document_starts: tuple[Size, ...] = ()
     mask_mod: str = ""
 
     @pydantic.model_validator(mode="after")
     def _pattern_takes_them(self) -> Self:
-        known = [*PATTERNS, *DYNAMIC]
-        if self.pattern not in known:
-            raise ValueError(
-                f"pattern: {shown(self.pattern)} is not a pattern; use one of {', '.join(known)}"
-            )
         if self.sparsity is not None and self.pattern not in (*WINDOWED, *BY_TILE):
             raise ValueError(
                 f"sparsity: {self.pattern} has no sparsity to set; "
@@ -94,10 +87,6 @@ class Options(StrictModel):
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
                 "document_lengths: pattern document needs either document_lengths or document_starts"
-            )
-        if list(self.document_starts) != sorted({*self.document_starts}):
-            raise ValueError(
-                f"document_starts: {list(self.document_starts)} are not in rising order; sort them, and remove repeats"
             )
         if self.pattern == "own":
             check_function("mask_mod", self.mask_mod)
@@ -110,7 +99,7 @@ class Options(StrictModel):
     @property
     def tile_sparsity(self) -> float:
         """Share of tiles that `strided` and `top_k` remove."""
-        return _TILE_SPARSITY if self.sparsity is None else self.sparsity
+        return 0.9 if self.sparsity is None else self.sparsity
 
     def hides_future(self, causal: bool) -> bool:
         """Return whether nanolib adds the causal mask. `prefix_lm` has its own causal mask."""
@@ -217,7 +206,7 @@ def bigbird(inputs: PatternInputs) -> MaskMod:
     near = local_global(inputs)
     if not inputs.options.random_tokens:
         return near
-    drawn = random(inputs._replace(options=inputs.options.model_copy(update={"sparsity": None})))
+    drawn = random(inputs)
     return lambda b, h, q_idx, kv_idx: near(b, h, q_idx, kv_idx) | drawn(b, h, q_idx, kv_idx)
 
 
@@ -227,10 +216,10 @@ def document(inputs: PatternInputs) -> MaskMod:
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
     lengths = itertools.cycle(inputs.options.document_lengths)
-    starts = inputs.options.document_starts or itertools.accumulate(lengths)
-    inner = itertools.takewhile(lambda start: start < inputs.kv_len, starts)
-    edges = np.array([0, *inner, inputs.kv_len])
-    numbers = placed(np.repeat(np.arange(len(edges) - 1), np.diff(edges)), inputs.device)
+    starts = sorted(inputs.options.document_starts) or itertools.accumulate(lengths)
+    inner = [*itertools.takewhile(lambda start: start < inputs.kv_len, starts)]
+    positions = np.arange(inputs.kv_len)
+    numbers = placed(np.searchsorted(inner, positions, side="right"), inputs.device)
     return lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx]
 
 
@@ -247,11 +236,24 @@ def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
     nanolib refuses a mask that uses `b` if there are several sequences. To find the kept tiles,
-    nanolib evaluates the mask on the CPU.
+    nanolib evaluates the mask on the CPU, even in a memory plan, whose tensors have no data.
     """
-    with own.on_cpu():  # The module of the mask must not create tensors without data.
+    with on_cpu():  # The module of the mask must not create tensors without data.
         mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
-    return mask_mod if inputs.device else own.on_arrays(mask_mod)
+
+    def keeps(*at: np.ndarray) -> np.ndarray:
+        with on_cpu():
+            indices = torch.broadcast_tensors(*map(torch.as_tensor, at))
+            return mask_mod(*indices).expand(indices[0].shape).cpu().numpy()
+
+    return mask_mod if inputs.device else keeps
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Create tensors on the CPU within the context, without any active dispatch mode."""
+    with disable_dispatch_modes(), torch.device("cpu"):
+        yield
 
 
 PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
@@ -267,17 +269,10 @@ PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
 }
 
 
-@functools.lru_cache(maxsize=64)
-def uses_index(options: Options, place: int) -> bool:
-    """Return whether your own mask uses b (`place` 0) or h (`place` 1)."""
-    mask_mod = own_mask(PatternInputs(options, 1, torch.device("cpu")))
-    return own.uses_index(mask_mod, place)
-
-
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, device: Device
 ) -> MaskMod:
-    """Return the `mask_mod` of a pattern with the causal mask. `options` is from `with_window`."""
+    """Return the `mask_mod` of a pattern with the causal mask. `options` is from a `BlockMask`."""
     mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, device))
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 

@@ -10,7 +10,6 @@ its payload.
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -55,11 +54,6 @@ class Sharding:
     def world(self) -> int:
         """Number of ranks."""
         return len(self.pieces)
-
-    @property
-    def total(self) -> int:
-        """Number of positions in the sequence."""
-        return sum(self.length(rank) for rank in range(self.world))
 
     def length(self, rank: int) -> int:
         """Return the number of positions in the pieces of a rank."""
@@ -127,37 +121,29 @@ class Ranks:
             dist.all_reduce(x, op=operation)
         return x
 
-    def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send one part to each rank, and receive parts of the given shapes."""
-        sizes, incoming = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
-        sent = parts[0].new_empty(sum(sizes))
-        for part, into in zip(parts, sent.split(sizes), strict=True):
-            into.view(part.shape).copy_(part)
-        received = sent.new_empty(sum(incoming))
-        dist.all_to_all_single(received, sent, incoming, sizes)
-        return [x.view(shape) for x, shape in zip(received.split(incoming), shapes, strict=True)]
+    def all_to_all(self, x: Tensor, sizes: list[int], incoming: list[int]) -> Tensor:
+        """Send `sizes` rows of x to each rank in turn, and receive `incoming` rows from each."""
+        if self.world == 1:
+            return x
+        received = x.new_empty(sum(incoming), *x.shape[1:])
+        dist.all_to_all_single(received, x.contiguous(), incoming, sizes)
+        return received
 
-    def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
+    def hop(self, send: Sequence[Tensor], length: int) -> Callable[[], list[Tensor]]:
         """Start to send tensors to the next rank, and to receive the previous rank's tensors.
 
         Args:
-            send: Tensors of any shape.
-            length: Length of the received tensors in dimension `dim`. All other dimensions are
-                those of `send`.
-            dim: Dimension of the positions.
+            send: Tensors with positions in dimension 2.
+            length: Number of received positions. All other dimensions are those of `send`.
 
         Returns:
             A function that waits, and returns the received tensors.
         """
-        received = [x.new_empty(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
+        received = [x.new_empty(*x.shape[:2], length, *x.shape[3:]) for x in send]
         sent = [x.contiguous() for x in send]
-        to, origin = ((self.rank + step) % self.world for step in (1, -1))
-        operations = [
-            dist.P2POp(call, x, peer)
-            for call, tensors, peer in ((dist.isend, sent, to), (dist.irecv, received, origin))
-            for x in tensors
-            if x.numel()
-        ]
+        to, origin = (self.rank + 1) % self.world, (self.rank - 1) % self.world
+        operations = [dist.P2POp(dist.isend, x, to) for x in sent if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, origin) for x in received if x.numel()]
         works = dist.batch_isend_irecv(operations) if operations else []
 
         def wait() -> list[Tensor]:
@@ -207,34 +193,34 @@ def traffic_of(
         head_dim: Width of a head.
         itemsize: Bytes per element of q, k and v. Sums take 4 bytes per element.
     """
-    world, rows = layout.world, batch * heads
-    if world == 1:
+    world, others, rows = layout.world, layout.world - 1, batch * heads
+    if not others:
         return Traffic(0, 0, (0.0,))
     if algorithm in ("ring", "zigzag"):
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
         # The formula gives all shards this rank's length. Lengths differ by at most one.
-        sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
-        return Traffic(4, 4 * (world - 1), tuple(sent))
+        sent = (others / world * layout.length(rank) * row for rank in range(world))
+        return Traffic(4, 4 * others, tuple(sent))
     if algorithm == "gather":
-        return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
+        return Traffic(1, others, (others * 4 * rows * (head_dim + 1),) * world)
     if algorithm == "pass_q":
         # Each rank sends queries with their partial results. Padding gives all outputs one size.
         shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
         largest = max(map(shares.length, range(world)))
-        gathered = (world - 1) * 4 * largest * group * head_dim
-        return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops.sent))
+        gathered = others * 4 * largest * group * head_dim
+        return Traffic(world, 2 * others, tuple(part + gathered for part in hops.sent))
     # The first reduction finds the largest log-sum-exp. `fused` then sends both sums at once.
     reductions = 3 if algorithm == "three_allreduce" else 2
-    sent = 2 * (world - 1) / world * 4 * rows * (head_dim + 2)
-    return Traffic(reductions, 2 * reductions * (world - 1), (sent,) * world)
+    sent = 2 * others / world * 4 * rows * (head_dim + 2)
+    return Traffic(reductions, 2 * reductions * others, (sent,) * world)
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
     """Compute the traffic of a ring. A rank sends every shard except the next rank's shard."""
-    world, total = layout.world, layout.total
+    world = layout.world
     lengths = [layout.length((rank + 1) % world) for rank in range(world)]
-    sent = tuple(float(per_key * (total - length)) for length in lengths)
+    sent = tuple(float(per_key * (sum(lengths) - length)) for length in lengths)
     return Traffic(world - 1, world - 1, sent)

@@ -30,8 +30,8 @@ def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> 
 
     Query i has position kv_len - q_len + i, and sees no key after that position.
     """
-    position = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
-    return torch.arange(kv_len, device=device)[None, :] <= position
+    whole = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)
+    return whole.tril_(kv_len - q_len)
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
@@ -103,9 +103,8 @@ def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
 
     Each tile has the side `BLOCK_SIZE`.
     """
-    kept = allowed_pairs(q_len, kv_len, causal)
-    rows, columns = tile_count(q_len, BLOCK_SIZE), tile_count(kv_len, BLOCK_SIZE)
-    if not causal:
-        return Work(kept, kept, rows * columns, rows * columns)
-    last_key = (min((row + 1) * BLOCK_SIZE, q_len) + kv_len - q_len for row in range(rows))
-    return Work(kept, kept, sum(tile_count(keys, BLOCK_SIZE) for keys in last_key), rows * columns)
+    kept, columns = allowed_pairs(q_len, kv_len, causal), tile_count(kv_len, BLOCK_SIZE)
+    rows = [min(start + BLOCK_SIZE, q_len) for start in range(0, q_len, BLOCK_SIZE)]
+    keys = (stop + kv_len - q_len if causal else kv_len for stop in rows)
+    kept_tiles = sum(tile_count(length, BLOCK_SIZE) for length in keys)
+    return Work(kept, kept, kept_tiles, len(rows) * columns)

@@ -1,4 +1,4 @@
-"""Compute block-sparse attention: a pattern chooses the keys of each block of queries.
+"""Compute sparse attention with FlexAttention, or with a kernel for CPUs, and create the masks.
 
 In some patterns, generation with a cache keeps other keys than one pass over the whole sequence.
 The random tiles of `random` and `bigbird`, and `sparsity` in `window`, `local_global`, `bigbird` and
@@ -7,23 +7,52 @@ and generation has one query per block.
 """
 
 import contextlib
+import functools
+import math
 from collections.abc import Iterator
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch._higher_order_ops.flex_attention import flex_attention as operation
+from torch.nn.attention.flex_attention import BlockMask as FlexMask
+from torch.nn.attention.flex_attention import (
+    _create_sparse_block_from_block_mask as mask_of_tiles,
+)
+from torch.nn.attention.flex_attention import flex_attention
 
-from nanolib.models.attention import block_sparse, flex
+from nanolib.measurement import Unsupported
+from nanolib.models.attention import block_sparse
 from nanolib.models.attention.block_mask import (
     BlockMask,
+    QueryBlock,
     mask_shape,
     static_mask,
-    with_window,
+    uses_index,
 )
+from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import Options, uses_index
-from nanolib.models.attention.reference import Work
+from nanolib.models.attention.patterns import Options, placed, static_mask_mod
+from nanolib.models.attention.reference import Work, tile_count
+from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
+_KERNEL_TILE = 128  # The side of a GPU kernel's tile must be a multiple of 128.
+_LEAST_HEAD_DIM = 16
 _WATCHED: list[list[Work]] = []
+
+
+class FlexOptions(Options):
+    """Options of `flex`: the options of `sparse`, and a backend.
+
+    Attributes:
+        backend: Kernel of FlexAttention: `triton`, `flash` (flash-attn 4), or `auto` to let torch
+            choose.
+    """
+
+    backend: Literal["auto", "triton", "flash"] = "auto"
 
 
 @contextlib.contextmanager
@@ -46,18 +75,34 @@ def attend(
     options: Options,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention. See `nanolib.models.attention.attend`."""
+    """Compute sparse attention, always with FlexAttention if `options` is `FlexOptions`.
+
+    See `nanolib.models.attention.attend`.
+
+    Raises:
+        Unsupported: FlexAttention has no kernel for the device and the backend, or no backward pass.
+    """
     given = {"causal": causal, "options": options, "scores": scores}
-    by_flex = flex.computes_sparse(
-        q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
+    shape = q.shape[-1], q.shape[2], options.block_size
+    by_flex = isinstance(options, FlexOptions) or (
+        uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
     )
-    by_flex = by_flex and not _is_counted()
-    mask = None if by_flex and not _WATCHED else choose_mask(q, k, **given)
+    mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:
-        found.append(mask.work)
+        found.append((choose_mask(q, k, **given) if by_flex else mask).work)
     if by_flex:
-        return flex.attend(q, k, v, **given)
+        return _attend_by_flex(q, k, v, mask, options)
     return block_sparse.attend(q, k, v, mask)
+
+
+def uses_flex(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int) -> bool:
+    """Return whether nanolib computes the attention `sparse` with FlexAttention.
+
+    On CUDA, a loop over blocks would launch thousands of kernels, so nanolib uses FlexAttention.
+    nanolib does not decode with FlexAttention, which would compile again for each number of keys.
+    """
+    has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
+    return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def _is_counted() -> bool:
@@ -68,8 +113,14 @@ def _is_counted() -> bool:
 
 
 def choose_mask(
-    q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
-) -> BlockMask:
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    options: Options,
+    scores: Tensor | None = None,
+    by_flex: bool = False,
+) -> BlockMask | FlexMask:
     """Choose the keys that each block of queries sees.
 
     Args:
@@ -78,18 +129,122 @@ def choose_mask(
         causal: Whether a query sees only keys at or before its own position.
         options: Options of the pattern.
         scores: Learned score per token, shape [batch, kv_len], for `dca`.
+        by_flex: Whether to return the mask of FlexAttention instead of the mask of the CPU kernel.
 
     Returns:
         Block mask. nanolib caches the mask if the pattern ignores the values of q and k.
     """
-    if options.pattern in CHOOSERS:
-        return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
-    return static_mask(options, *mask_shape(options, q, k, causal))
+    if options.pattern not in CHOOSERS:
+        shape = mask_shape(options, q, k, causal)
+        if by_flex:
+            return drawn_mask(options, *shape, q.device, detect_fake_mode())
+        return static_mask(options, *shape)
+    choice = CHOOSERS[options.pattern](q, k, causal, options, scores)
+    if not by_flex:
+        return choice.blocks()
+    tile, mask_mod = kernel_tile(q.device.type, options.block_size), choice.mask_mod(choice.chosen)
+    return mask_of_tiles(choice.tiles(tile), mask_mod, (q.shape[2], k.shape[2]), tile, tile)
+
+
+def kernel_tile(device: str, block_size: int) -> int:
+    """Return the side of the tiles that FlexAttention can skip, a multiple of `block_size`."""
+    is_gpu = torch.device(device).type == "cuda"
+    return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
+
+
+@functools.lru_cache(maxsize=16)
+def drawn_mask(
+    options: Options,
+    q_len: int,
+    kv_len: int,
+    causal: bool,
+    heads: int,
+    device: torch.device,
+    planning: object,
+) -> FlexMask:
+    """Create FlexAttention's mask of a pattern that ignores the values of q and k.
+
+    Args:
+        options: Options of the pattern.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
+        heads: Number of query heads.
+        device: Device of the inputs.
+        planning: Current `FakeTensorMode`, or None. Each mode needs its own tensors.
+    """
+    size, tile = options.block_size, kernel_tile(device.type, options.block_size)
+    mask = static_mask(options, q_len, kv_len, causal, heads)
+
+    def kept_pairs(block: QueryBlock) -> np.ndarray:
+        seen = np.full(block.keys, block.rows[1] - block.rows[0])
+        seen[block.hidden_from :] -= block.hidden.sum(axis=0)
+        return np.bincount(block.positions // size, seen, tile_count(kv_len, size))
+
+    kept = np.array([[kept_pairs(block) for block in plan] for plan in mask.plans])
+    for axis in (1, 2):
+        kept = np.add.reduceat(kept, range(0, kept.shape[axis], tile // size), axis)
+    mask_mod = static_mask_mod(mask.options, q_len, kv_len, causal, device)
+    whole = kept == tile * tile
+    tiles = (placed(x[None], device) for x in ((kept > 0) & ~whole, whole))
+    return mask_of_tiles(tiles, mask_mod, (q_len, kv_len), tile, tile)
 
 
 def forget_masks() -> None:
     """Delete all cached masks."""
-    with_window.cache_clear()
-    static_mask.cache_clear()
-    uses_index.cache_clear()
-    flex.drawn_mask.cache_clear()
+    for cached in (static_mask, uses_index, drawn_mask):
+        cached.cache_clear()
+
+
+def flex_unsupported(device: str, backward: bool, backend: str = "auto") -> str:
+    """Return why FlexAttention cannot run on a device, or an empty string."""
+    on_cpu = torch.device(device).type == "cpu"
+    if backend != "auto" and on_cpu:
+        return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
+    if backend == "flash" and not flash_attn_version(4):
+        return f"FlexAttention's backend flash needs {missing_flash_attn(4)}"
+    if backward and on_cpu:
+        return (
+            "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
+        )
+    return ""
+
+
+def _attend_by_flex(q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, options: Options) -> Tensor:
+    """Compute sparse attention with FlexAttention.
+
+    On tensors without data, nanolib calls the operation of FlexAttention without compiling it.
+    """
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    backend = getattr(options, "backend", "auto")  # The options of `sparse` have no backend.
+    if reason := flex_unsupported(q.device.type, graph, backend):
+        raise Unsupported(reason)
+    if detect_fake_mode():
+        scale = q.shape[-1] ** -0.5
+        return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
+    if q.device.type == "cpu":  # On CPU, FlexAttention refuses inputs that require grad.
+        q, k, v = (x.detach() for x in (q, k, v))
+    kernel = compiled(q.shape, k.shape, q.dtype, options)
+    out = kernel(
+        q,
+        k,
+        v,
+        block_mask=mask,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=None if backend == "auto" else {"BACKEND": backend.upper()},
+    )
+    return out.to(q.dtype)
+
+
+def allow_repeated_backward() -> None:
+    """Allow this process to repeat the backward pass of graphs that it compiles from now on."""
+    functorch_config.donated_buffer = False
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(*of: Any) -> Any:
+    """Compile FlexAttention for one shape, dtype and pattern.
+
+    Without `fullgraph`, dynamo silently falls back to eager mode for code that it cannot compile.
+    """
+    return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)

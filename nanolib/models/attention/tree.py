@@ -22,12 +22,11 @@ from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import (
     finite,
     merge,
-    nonzero,
     partial_attention,
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks, Sharding
-from nanolib.models.attention.ring import rotate
+from nanolib.models.attention.sequence import rotate
 
 
 def tree_attention_decode(
@@ -101,7 +100,7 @@ def _sum(call: _Decode, packed: bool) -> Tensor:
     with ranks.time("comp_final_output"):
         found = [*sums.values()]
         den, num = found[0].tensor_split([1], dim=-1) if packed else found
-        return num / nonzero(den)
+        return num / den.clamp(min=1)  # The largest weight is 1, and without any key, den is 0.
 
 
 def _gather(call: _Decode) -> Tensor:
@@ -113,13 +112,13 @@ def _gather(call: _Decode) -> Tensor:
     with call.ranks.time("comp_final_output"):
         out, lse = parts[..., :-1], parts[..., -1]
         weight = torch.exp(lse - finite(lse.amax(dim=0)))
-        return (out * weight[..., None]).sum(dim=0) / nonzero(weight.sum(dim=0))[..., None]
+        return (out * weight[..., None]).sum(dim=0) / weight.sum(dim=0).clamp(min=1)[..., None]
 
 
 def _ring(call: _Decode) -> Tensor:
     """Pass keys and values around the ranks."""
     found = None
-    for _, *keys in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
+    for _, *keys in rotate([call.k, call.v], call.layout, call.ranks, overlap=False):
         with call.ranks.time("comp_local_attention"):
             part = partial_attention(call.q, *keys)
         if found:
@@ -135,31 +134,27 @@ def _pass_q(call: _Decode) -> Tensor:
     world, heads = ranks.world, batch * kv_heads
     # Queries of one key head stay together, so a rank reads the keys of each head only once.
     shares = Sharding.contiguous(heads, world)
-    keys, values = call.k.flatten(0, 1)[None], call.v.flatten(0, 1)[None]
+    q, *keys = (x.reshape(1, 1, heads, -1, head_dim) for x in (call.q, call.k, call.v))
     with ranks.time("comp_num_den"):
-        queries = shares.take(call.q.reshape(1, heads, -1, head_dim), ranks.rank, dim=1)
+        queries = shares.take(q, ranks.rank)
         # Each row of the state has the query, the output and the log-sum-exp.
-        state = pad(queries.to(wide_type(queries)), (0, head_dim + 1))
-        state[..., -1] = -torch.inf
-    for step in range(world):
-        owner = (ranks.rank - step) % world
-        if step:
-            with ranks.time("comm_hop"):
-                (state,) = ranks.hop([state], shares.length(owner), dim=1)()
+        rows = pad(queries.to(wide_type(queries)), (0, head_dim + 1))
+        rows[..., -1] = -torch.inf
+    steps = rotate([rows], shares, ranks, overlap=False)
+    del rows  # Only one state exists at a time.
+    for owner, state in steps:
         with ranks.time("comp_local_attention"):
-            queries = state[..., :head_dim].to(call.q.dtype)
-            part = partial_attention(
-                queries, shares.take(keys, owner, 1), shares.take(values, owner, 1)
-            )
+            queries = state[0, ..., :head_dim].to(q.dtype)
+            part = partial_attention(queries, *(shares.take(x, owner)[0] for x in keys))
         with ranks.time("comp_num_den"):
-            merge(state[..., head_dim:-1], state[..., -1], *part)
+            merge(state[0, ..., head_dim:-1], state[0, ..., -1], *part)
     with ranks.time("comm_gather"):
         # At the end, rank r has the share of rank r + 1. Padding gives all shares the same size.
-        missing = max(map(shares.length, range(world))) - state.shape[1]
+        missing = max(map(shares.length, range(world))) - state.shape[2]
         parts = ranks.all_gather(pad(state[..., head_dim:-1], (0, 0, 0, 0, 0, missing)))
     with ranks.time("comp_final_output"):
-        found = [parts[rank - 1][:, : shares.length(rank)] for rank in range(world)]
-        return torch.cat(found, dim=1).reshape(call.q.shape)
+        found = [parts[rank - 1][:, :, : shares.length(rank)] for rank in range(world)]
+        return torch.cat(found, dim=2).reshape(call.q.shape)
 
 
 _BY_NAME = {

@@ -4,6 +4,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,15 @@ def rows_by_layer(model: nn.Module, call: Callable[[], object]) -> Counter[str]:
 
     The count is 0 for a layer whose weights other code reads without calling the layer.
     """
-    names, rows = {layer: name for name, layer in linear_layers(model).items()}, Counter()
+    rows = Counter()
 
-    def count(layer: nn.Linear, _: Any, out: Tensor) -> None:
-        rows[names[layer]] += out.numel() // layer.out_features
+    def count(name: str, layer: nn.Linear, _: Any, out: Tensor) -> None:
+        rows[name] += out.numel() // layer.out_features
 
-    hooks = [layer.register_forward_hook(count) for layer in names]
+    hooks = [
+        layer.register_forward_hook(partial(count, name))
+        for name, layer in linear_layers(model).items()
+    ]
     call()
     for hook in hooks:
         hook.remove()
@@ -61,27 +65,22 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
     Args:
         model: Model that is not yet converted.
         excluded_modules: Patterns with `*` and `?` for layers that stay in high precision. A
-            pattern matches the whole name of a layer, or the last part of the name.
+            pattern matches the whole name of a layer, or the last parts of the name.
 
     Raises:
         BadInput: A pattern matches no layer, no layer is left, or a side of a weight is not a
             multiple of 16.
     """
-    layers = linear_layers(model)
-
-    def matches(name: str, pattern: str) -> bool:
-        last = name.rsplit(".", 1)[-1]
-        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(last, pattern)
-
+    layers, excluded = linear_layers(model), set()
     for pattern in excluded_modules:
-        if not any(matches(name, pattern) for name in layers):
+        matches = [name for name in layers if fnmatch.fnmatchcase(f".{name}", f"*.{pattern}")]
+        excluded.update(matches)
+        if not matches:
             known = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers))
             raise BadInput(
                 f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
             )
-    chosen = [
-        name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
-    ]
+    chosen = [name for name in layers if name not in excluded]
     if not chosen:
         raise BadInput(
             f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer layers"
@@ -134,8 +133,7 @@ def convert(
 
     Raises:
         BadInput: A pattern is not valid.
-        Unsupported: Without emulation, the device has no FP8 tensor cores, or the recipe is a
-            control.
+        Unsupported: Without emulation, the device has no FP8 tensor cores.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
@@ -146,8 +144,6 @@ def convert(
     else:
         if reason := native(next(model.parameters()).device):
             raise Unsupported(reason)
-        if recipe not in RECIPES:
-            raise Unsupported(f"{recipe} is a control that no kernel computes; emulate the recipe")
         _convert_with_torchao(model, recipe, chosen)
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):

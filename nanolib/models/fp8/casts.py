@@ -120,7 +120,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
         dim: Dimension that the product sums over. The values along `dim` form a row.
     """
     if not cast.scaled:
-        return torch.full((), cast.off_by, device=x.device)
+        return torch.ones((), device=x.device)
     amax = x.abs().amax() if cast.granularity == "tensor" else x.abs().amax(dim=dim, keepdim=True)
     largest = torch.full((), torch.finfo(FORMATS[cast.format]).max, device=x.device)
     # torchao divides in float64 and then rounds to float32. The resulting bits are the same.
@@ -130,7 +130,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
     return scale if cast.off_by == 1 else scale * cast.off_by
 
 
-def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
+def round_trip(x: Tensor, cast: Cast, dim: int) -> Tensor:
     """Cast an operand, and divide the result by the scale. Without a format, return `x` itself.
 
     Args:
@@ -158,38 +158,27 @@ def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
 class EmulatedProduct(torch.autograd.Function):
     """Compute x · weightᵀ with operands in eight bits, forward and backward.
 
-    `apply` takes x (shape [..., in]), the weight (shape [out, in]), the recipe, and `rounded` as in
-    `EmulatedLinear`. The result has shape [..., out] and the dtype of x.
+    `apply` takes x (shape [rows, in]), the weight (shape [out, in]), and the recipe. The result has
+    shape [rows, out] and the dtype of x.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe, rounded: bool = False
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
         """Cast and multiply the operands of the output."""
-        ctx.recipe, ctx.kinds, ctx.shape = recipe, (x.dtype, weight.dtype), x.shape
-        ctx.product = torch.bfloat16 if rounded else x.dtype
-        rows = x.reshape(-1, x.shape[-1]).to(ctx.product)
-        a, a_for_weight = _cast_twice(rows, recipe.input, recipe.input_for_weight)
+        ctx.recipe = recipe
+        a, a_for_weight = _cast_twice(x, recipe.input, recipe.input_for_weight)
         b, b_for_input = _cast_twice(weight, recipe.weight, recipe.weight_for_input)
         ctx.save_for_backward(a_for_weight, b_for_input)
-        out = torch.mm(a, b.t()).to(ctx.product).to(x.dtype)
-        return out.reshape(*x.shape[:-1], -1)
+        return torch.mm(a, b.t()).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Cast and multiply the operands of both gradients."""
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
-        rows = gradient.reshape(-1, gradient.shape[-1]).to(ctx.product)
-        g, g_for_weight = _cast_twice(rows, recipe.gradient, recipe.gradient_for_weight)
-        of_x = torch.mm(g, weight)
+        g, g_for_weight = _cast_twice(gradient, recipe.gradient, recipe.gradient_for_weight)
         of_weight = torch.mm(g_for_weight.t(), x.to(g_for_weight.dtype))
-        # Tensor cores would round each gradient in the same way.
-        of_x, of_weight = (
-            found.to(ctx.product).to(kind)
-            for found, kind in zip((of_x, of_weight), ctx.kinds, strict=True)
-        )
-        return of_x.reshape(ctx.shape), of_weight, None, None
+        # Tensor cores would round each gradient to the dtype of x, which is that of `gradient`.
+        return torch.mm(g, weight).to(gradient.dtype), of_weight.to(gradient.dtype), None
 
 
 class EmulatedLinear(nn.Linear):
@@ -213,11 +202,10 @@ class EmulatedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x, shape [..., in_features], to shape [..., out_features]."""
         kind = x.device.type
-        if not torch.is_autocast_enabled(kind):
-            return self._multiply(x)
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        rows = x.reshape(-1, x.shape[-1]).to(torch.bfloat16 if self.rounded else x.dtype)
         with torch.autocast(kind, enabled=False):
-            return self._multiply(x.to(torch.get_autocast_dtype(kind)))
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        out = EmulatedProduct.apply(x, self.weight, self.recipe, self.rounded)
+            out = EmulatedProduct.apply(rows, self.weight, self.recipe).to(x.dtype)
+        out = out.reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias.to(out.dtype)

@@ -33,7 +33,7 @@ def test_each_way_is_compared_and_a_cache_that_forgets_is_found(monkeypatch):
         row = rows["ulp_difference", scope]
         assert row.low == row.high == row.estimate < 100 and row.confidence == 1
         assert rows["greedy_agreement", scope].estimate == 1
-    monkeypatch.setattr(built.rope, "forward", lambda x, start: x * (1 + start))
+    monkeypatch.setattr(built.rope, "forward", lambda x, positions: x * (1 + positions.start))
     found = {row.scope: row.estimate for row in determinism_rows(built, ids) if row.unit == "ULP"}
     assert found["batch"] < 100 < found["decode"]
 

@@ -81,7 +81,8 @@ def test_a_cache_has_the_bytes_of_its_tensors_and_a_plan_is_what_a_run_uses(fami
     case = own.case("generation", name, options, (N - 1, BATCH), dtype="bfloat16", new_tokens=2)
     step = case.step(0)
     step.first()
-    cached = sum(x.numel() for x in step.generation.keys_and_values)
+    layers = [vars(layer) for layer in step.generation.cache.layers]
+    cached = sum(x[name].numel() for x in layers for name in ("keys", "values") if name in x)
     held = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
     assert cached == BATCH * elements and (held > 2 * cached) == has_states
     found = {work.scope: breakdown(work).peak for work in step.workloads()}

@@ -86,7 +86,7 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     [
         (
             "Last",
-            r"logits of shape \['batch', 1, 300\], and a loss needs \['batch', 16, 'vocab'\]",
+            r"logits of shape \[1, 300\] for each sequence, and a loss needs \[16, 'vocab'\]",
         ),
         ("Hidden", "the model returns dict, and a loss needs"),
     ],

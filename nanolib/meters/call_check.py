@@ -21,8 +21,8 @@ CACHED = (
 )
 # A cold first call takes less than 100 times as long as the second call.
 _CACHED_RATIO = 100
-# Futures, collectives, processes and threads have these methods.
-_WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
+# Futures, collectives, processes and threads have one of these methods.
+_WAITS = ("wait", "done", "is_alive")
 
 
 class CallCheck:
@@ -46,9 +46,8 @@ class CallCheck:
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
-        self._first = (
-            None  # of the first call: time in ns, function that returns the result, writes
-        )
+        # Of the first call: the time in ns, a function that returns the result, and the writes.
+        self._first = None
 
     def __call__(self) -> Any:
         """Call the function, check its result, and return it."""
@@ -69,17 +68,13 @@ class CallCheck:
 
     def _refuse_unfinished(self, result: object) -> None:
         found = result[0] if isinstance(result, list | tuple) and result else result
-        if _is_unfinished(found):
-            if inspect.iscoroutine(found):
-                found.close()  # Otherwise, Python warns that the coroutine was never awaited.
-            why = f"a call only starts the work and returns a {type(found).__name__}"
-            raise self._error(f"{self._what}: {why}; give a function that finishes the work")
-
-
-def _is_unfinished(result: object) -> bool:
-    """Return whether the work that computes a result may be unfinished."""
-    has = [all(callable(getattr(type(result), name, None)) for name in names) for names in _WAITS]
-    return isinstance(result, Iterator | AsyncIterator | Awaitable) or any(has)
+        waits = any(callable(getattr(type(found), name, None)) for name in _WAITS)
+        if not waits and not isinstance(found, Iterator | AsyncIterator | Awaitable):
+            return
+        if inspect.iscoroutine(found):
+            found.close()  # Otherwise, Python warns that the coroutine was never awaited.
+        why = f"a call only starts the work and returns a {type(found).__name__}"
+        raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
 def _kept(result: object) -> Callable[[], object]:

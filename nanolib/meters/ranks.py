@@ -1,18 +1,26 @@
-"""Time named sections of code on a rank, and calls that all ranks make together."""
+"""Time sections of code and calls that all ranks make together, and count the bytes on the wire."""
 
+import ctypes
+import fcntl
 import itertools
 import math
+import os
+import socket
 import statistics
+import struct
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.time.clock import Call, Device, HostClock, synchronizer
-from nanolib.meters.time.sampler import (
+from nanolib.meters.clock import Call, Device, HostClock, synchronizer
+from nanolib.meters.sampler import (
     BLOCK_MS,
     FLOOR_BLOCKS,
     MAX_BLOCKS,
@@ -20,8 +28,12 @@ from nanolib.meters.time.sampler import (
     Timing,
     pause_collector,
 )
-from nanolib.meters.time.turns import take_turns
+from nanolib.meters.turns import take_turns
 
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
+# Each payload is a number of bytes per rank.
+PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 
 
@@ -94,18 +106,6 @@ def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-class RankTimes(NamedTuple):
-    """Times of calls on one rank. A call takes as long as it takes on the slowest rank.
-
-    Attributes:
-        ms: Name → time of a call in each round, ms.
-        is_busy: Whether other processes disturbed each round, in the order of the rounds.
-    """
-
-    ms: dict[str, list[float]]
-    is_busy: list[bool]
-
-
 class _RankSampler(BlockSampler):
     """Take blocks of equal size, which start at the same time on all ranks."""
 
@@ -129,7 +129,7 @@ def time_across_ranks(
     *,
     seed: int,
     device: Device = "cpu",
-) -> RankTimes:
+) -> tuple[dict[str, list[float]], list[bool]]:
     """Measure how long each call takes on this rank.
 
     A block lasts at least 5 ms and starts at the same time on all ranks. In each round, each call
@@ -140,6 +140,9 @@ def time_across_ranks(
         budget_s: Time after which measuring stops, s. There are 6 to 100 rounds.
         seed: Seed of the random order.
         device: Device on which this rank computes.
+
+    Returns:
+        Name → time of a call in each round, ms, and whether other processes disturbed each round.
     """
     samplers = {name: _RankSampler(call, device) for name, call in calls.items()}
     for sampler in samplers.values():
@@ -147,7 +150,7 @@ def time_across_ranks(
     with pause_collector():
         rounds = take_turns(samplers, seed, enough=_budget(budget_s, device))
     ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
-    return RankTimes(ms, [one.is_busy for one in rounds])
+    return ms, [one.is_busy for one in rounds]
 
 
 def time_parts_across_ranks(
@@ -198,3 +201,91 @@ def _largest(value: float, device: Device) -> float:
     shared = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return float(shared)
+
+
+def time_collectives(budget_s: float, *, seed: int, device: Device = "cpu") -> list[dict[str, Any]]:
+    """Measure the time of collectives of several sizes on this rank, in interleaved blocks.
+
+    Returns:
+        A mapping per collective and size. `collective` is the name, and `payload` is the number of
+        bytes per rank. `messages` is the number of consecutive messages, and `sent` is the number
+        of bytes that each rank sends. `blocks` contains the time of one call in each block, ms.
+    """
+    world = dist.get_world_size()
+    rows, calls = {}, {}
+    for payload in PAYLOADS:
+        x = torch.zeros(payload // 4, device=device)
+        gathered = torch.empty(world * len(x), device=device)
+        whole = torch.zeros(payload // 4 // world * world, device=device)
+        received = torch.empty_like(whole)
+        part = (world - 1) / world
+        reduce = partial(dist.all_reduce, x)
+        gather = partial(dist.all_gather_into_tensor, gathered, x)
+        to_all = partial(dist.all_to_all_single, received, whole)
+        for name, call, messages, sent in (
+            ("all_reduce", reduce, 2 * (world - 1), 2 * part * payload),
+            ("all_gather", gather, world - 1, (world - 1) * payload),
+            ("all_to_all", to_all, world - 1, part * payload),
+        ):
+            key = f"{name} {payload}"
+            calls[key] = call
+            rows[key] = {"collective": name, "payload": payload, "messages": messages, "sent": sent}
+    blocks, _ = time_across_ranks(calls, budget_s, device=device, seed=seed)
+    return [row | {"blocks": blocks[key]} for key, row in rows.items()]
+
+
+def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
+    """Count the bytes that all ranks send in one call, including the bytes of the protocol.
+
+    All ranks must call this function at the same time.
+
+    Returns:
+        Number of bytes, or None if other processes share the network. The result is also None with
+        backends other than gloo. For example, NCCL does not use the network on one machine.
+    """
+    if dist.get_backend() != "gloo" or not has_private_network():
+        return None
+    call()  # The first call opens connections.
+    return (_counted(call, calls) - _counted(call, 0)) / calls
+
+
+def _counted(call: Callable[[], object], calls: int) -> int:
+    dist.barrier()
+    before = loopback_bytes()
+    dist.barrier()
+    for _ in range(calls):
+        call()
+    dist.barrier()
+    after = loopback_bytes()
+    dist.barrier()
+    return after - before
+
+
+def loopback_bytes() -> int:
+    """Return the bytes that the loopback interface has sent, with headers, for all processes.
+
+    Raises:
+        KeyError: The system has no counter of the loopback interface.
+    """
+    return psutil.net_io_counters(pernic=True, nowrap=False)["lo"].bytes_sent
+
+
+def has_private_network() -> bool:
+    """Return whether the network of this process has only the loopback interface."""
+    return [*psutil.net_io_counters(pernic=True)] == ["lo"]
+
+
+def enter_private_network() -> None:
+    """Move this process and its future children to a network with only the loopback interface.
+
+    Raises:
+        OSError: The system does not allow a private network, and the process keeps its network.
+    """
+    if sys.platform != "linux":
+        raise OSError("this system has no network namespaces")
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Root needs no user namespace. In a user namespace, root would lose access to files.
+    if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with socket.socket() as control:
+        fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sh", b"lo", _UP_RUNNING))

@@ -3,20 +3,18 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from torch import nn
 
 from nanolib.measurement import Measurement
-from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import ProfilingConfig
-from nanolib.meters.time.clock import Call, clock_for
-from nanolib.meters.time.latency import measure_in_turns
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, Timing
-from nanolib.meters.time.turns import ROUNDS, undisturbed
+from nanolib.meters.clock import Call, HostClock, clock_for, synchronizer
+from nanolib.meters.energy import EnergyMeter
+from nanolib.meters.layers import LayerProfiler
+from nanolib.meters.recording import ProfilingConfig
+from nanolib.meters.sampler import FLOOR_BLOCKS, BlockSampler, Timing, pause_collector
+from nanolib.meters.turns import ROUNDS, take_turns, undisturbed
 from nanolib.stats.intervals import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS = 0.05, 16
@@ -69,76 +67,76 @@ def measure_overhead(
         name: config.replace(every_kth_token=1) for name, config in modes.items() if config.turns
     }
     kinds = {_BARE: None, _AGAIN: None, _PLAIN: ProfilingConfig.minimal()} | detailed
-    device, each_s = str(next(model.parameters()).device), budget_s / len(kinds)
+    device, each_s = next(model.parameters()).device, budget_s / len(kinds)
     block_ms = 1e3 * min(_BLOCK_S, max(_LEAST_BLOCK_S, each_s / FLOOR_BLOCKS))
     _, (bare_ms,) = clock_for(device).time_block([call], 2, 1)
     calls = min(_MAX_CALLS, max(1, round(block_ms / bare_ms)))
-    counts = dict.fromkeys(kinds, calls)
-    for name, config in detailed.items():  # In a block, each turn comes equally often.
-        counts[name] += -calls % len(config.turns)
-    cpu_s = {kind: [] for kind in kinds}  # times of the blocks of each round
-    profiler = None
-
-    def block(kind: str) -> None:
-        start = time.thread_time()
-        for _ in range(counts[kind]):
-            call()
-        if profiler is not None:
-            profiler.flush()
-        cpu_s[kind][-1].append((time.thread_time() - start) / counts[kind])
-
-    @contextlib.contextmanager
-    def within(kind: str) -> Iterator[None]:
-        nonlocal profiler
-        config = kinds[kind]
-        with LayerProfiler(model, config) if config else contextlib.nullcontext() as profiler:
-            call()  # The first call after the profiler's start takes longer, so it is not timed.
-            cpu_s[kind].append([])
-            yield
-
-    timings = {kind: Timing({kind: partial(block, kind)}, rel_ci, each_s, device) for kind in kinds}
-    _, rounds = measure_in_turns(timings, seed=seed, within=within)
-    rounds = [one for one in rounds if len(one.ms) == len(kinds)]
-    # The sampler enters each kind once before the rounds.
-    cpu_s = {kind: [*map(np.mean, times[1 : 1 + len(rounds)])] for kind, times in cpu_s.items()}
-    rounds, flags, counted = undisturbed(rounds)
-    wall_ms = {kind: [one.ms[kind][0] / counts[kind] for one in rounds] for kind in kinds}
-    plain_ms, reading_ms = float(np.median(wall_ms[_BARE])), _reading_ms()
+    samplers = {}
+    for kind, config in kinds.items():
+        turns = config.turns if config else []  # In a block, each turn comes equally often.
+        clock = _ProfiledClock(model, config, calls + -calls % max(1, len(turns)))
+        samplers[kind] = BlockSampler(clock, Timing({kind: call}, rel_ci, each_s))
+    with pause_collector():
+        for sampler in samplers.values():
+            sampler.begin()
+        rounds = take_turns(samplers, seed)
+    rounds, flags, counted = undisturbed([one for one in rounds if len(one.ms) == len(kinds)])
+    # Wall time and CPU time of a call in each round, ms.
+    times = {kind: np.array([one.ms[kind] for one in rounds]).T for kind in kinds}
+    plain_ms, reading_ms = float(np.median(times[_BARE][0])), _reading_ms()
     for name in (_AGAIN, *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
         details, every = counted | {"threads": threads, "plain_ms": plain_ms}, math.inf
+        own = times.get(name, times[_PLAIN])
+        plain = times[_PLAIN] if name in modes else own
         if name in detailed:
-            detailed_ms = float(np.median(wall_ms[name]))
-            share = (detailed_ms - np.median(wall_ms[_PLAIN])) / plain_ms
+            detailed_ms = float(np.median(own[0]))
+            share = (detailed_ms - np.median(plain[0])) / plain_ms
             every = int(np.clip(np.ceil(share / _DETAIL_SHARES[name]), _OFTENEST, _RAREST))
             details |= {"detailed_ms": detailed_ms, "detailed_every": every}
-        low, estimate, high = _overhead(name, wall_ms, every) + threads
-        details["cpu"] = (_overhead(name, cpu_s, every) + threads).tolist()
+        ratios = np.log((plain + (own - plain) / every) / times[_BARE])
+        wall, cpu = (np.expm1(hodges_lehmann(ratio)) + threads for ratio in ratios)
+        low, estimate, high = wall.tolist()
         yield Measurement(
             "overhead",
-            float(estimate),
-            float(low),
-            float(high),
+            estimate,
+            low,
+            high,
             0.95,
             n=len(rounds),
             method=ROUNDS,
             scope=f"{scope} {name}",
             flags=flags,
-            details=details,
+            details=details | {"cpu": cpu.tolist()},
         )
 
 
-def _overhead(name: str, times: Mapping[str, list[float]], every: float) -> np.ndarray:
-    """Compute the overhead of a mode with its interval: low end, estimate and high end.
+class _ProfiledClock(HostClock):
+    """Time a block of calls with a profiler, in wall time and in CPU time of the calling thread.
 
     Args:
-        name: Name of the mode.
-        times: Kind of calls → time of a call in each block.
-        every: Number of calls from one detailed call to the next, or infinity without details.
+        model: Model to profile.
+        config: Settings of the profiler, or None for no profiler.
+        calls: Number of calls in a block.
     """
-    bare, plain = times[_BARE], times[_AGAIN if name == _AGAIN else _PLAIN]
-    bare, plain, own = map(np.array, (bare, plain, times.get(name, plain)))
-    return np.expm1(hodges_lehmann(np.log((plain + (own - plain) / every) / bare)))
+
+    def __init__(self, model: nn.Module, config: ProfilingConfig | None, calls: int) -> None:
+        super().__init__(synchronizer(next(model.parameters()).device))
+        self._model, self._config, self._calls = model, config, calls
+
+    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
+        """Run a block, and return the wall time and the CPU time of a call, ms, shape [1][2]."""
+        (call,) = phases
+        profiler = LayerProfiler(self._model, self._config) if self._config else None
+        with profiler or contextlib.nullcontext():
+            call()  # The first call after the profiler's start takes longer, so it is not timed.
+            before = self.now(), time.thread_time_ns()
+            for _ in range(self._calls):
+                call()
+            if profiler is not None:
+                profiler.flush()
+            after = self.now(), time.thread_time_ns()
+        return [[self.ms(a, b) / self._calls for a, b in zip(before, after, strict=True)]]
 
 
 def _reading_ms() -> float:

@@ -1,9 +1,15 @@
-"""Compute the energy of a time window, with bounds, from power samples or an energy counter."""
+"""Compute the energy of a time window from readings, with bounds, and replay recorded readings."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Provenance, one_line, shown
+from nanolib.meters.power import Reading
 from nanolib.stats.intervals import Interval
 
 # A gap is longer than 2.5 times the median time between samples.
@@ -36,12 +42,9 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         BadInput: There are fewer than two samples, moments are out of order, or the window is empty
             or reaches beyond the samples.
     """
-    t, p = _checked(t_s, power_w, start_s, end_s)
-    read = ~np.isnan(p)
+    t, p, read = _checked(t_s, power_w, start_s, end_s)
     # A failed reading makes a gap between the readings around it.
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
-    t, p = t[read], p[read]
-    _check_reach(t, start_s, end_s)
     length, left, right = np.diff(t), p[:-1], p[1:]
     first, last = np.clip(start_s, t[:-1], t[1:]), np.clip(end_s, t[:-1], t[1:])
     share = np.where(length > 0, length, 1.0)
@@ -87,10 +90,7 @@ def count(
         BadInput: The readings are not valid for `integrate`, the last reading is less than `lag_s`
             after the window, or the counter was reset.
     """
-    t, counted = _checked(t_s, joules, start_s, end_s)
-    read = ~np.isnan(counted)
-    t, counted = t[read], counted[read]
-    _check_reach(t, start_s, end_s + lag_s)
+    t, counted, _ = _checked(t_s, joules, start_s, end_s, lag_s)
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
     # A value is at most `lag_s` old, so a reading `lag_s` after an edge shows a later value.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
@@ -125,15 +125,15 @@ def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
 
 
 def _checked(
-    t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float
-) -> tuple[np.ndarray, np.ndarray]:
+    t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float, lag_s: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the moments and values of readings that did not fail, and which readings these are."""
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    if t.ndim != 1 or t.shape != x.shape:
-        raise BadInput(f"t_s: shape {t.shape} does not fit the samples of shape {x.shape}")
-    read = np.flatnonzero(~np.isnan(x))
-    if len(read) < 2:
-        raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
-    if not ((x[read] >= 0) & np.isfinite(x[read])).all():
+    read = ~np.isnan(x)
+    known = x[read]
+    if len(known) < 2:
+        raise BadInput(f"power_w: {len(known)} sample(s) are not NaN; give at least two samples")
+    if not ((known >= 0) & (known < math.inf)).all():
         raise BadInput("power_w: a sample is infinite or below 0; give finite values from 0")
     if not (np.diff(t) >= 0).all():
         raise BadInput("t_s: a moment is NaN or out of order; sort the samples by time")
@@ -141,12 +141,66 @@ def _checked(
         raise BadInput(
             f"end_s: {end_s} is not after start_s {start_s}; give an end after the start"
         )
-    return t[read[0] :], x[read[0] :]
-
-
-def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
-    if start_s < t[0] or end_s > t[-1]:
+    t = t[read]
+    if start_s < t[0] or end_s + lag_s > t[-1]:
         raise BadInput(
             f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
             "take samples before and after the window"
         )
+    return t, known, read
+
+
+class ReplaySource:
+    """Replay a recorded power trace, from the moment at which you create the source.
+
+    Args:
+        t_s: Rising moments since the start of the trace, s, shape [n], n >= 2.
+        watts: Power at each moment, W, shape [n].
+    """
+
+    name, of, provenance = "replay", "trace", Provenance.REPLAYED
+
+    def __init__(self, t_s: Sequence[float], watts: Sequence[float]) -> None:
+        self._t, self._watts = np.asarray(t_s, float), np.asarray(watts, float)
+        self._start = time.monotonic()
+        self.period_s = float(np.median(np.diff(self._t)))
+
+    def read(self) -> Reading:
+        """Return the trace's latest sample, or NaN after the end of the trace."""
+        now = time.monotonic()
+        elapsed_s = now - self._start
+        if not self._t[0] <= elapsed_s <= self._t[-1]:
+            return Reading(now)
+        latest = np.searchsorted(self._t, elapsed_s, side="right") - 1
+        return Reading(now, watts=float(self._watts[latest]))
+
+
+def read_trace(path: Path) -> tuple[list[float], list[float]]:
+    """Read a recorded power trace, a CSV file with the columns `t_s` and `power_w`.
+
+    Returns:
+        Times since the first sample, s, and the power at each time, W.
+
+    Raises:
+        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a time
+            or a power that is not valid.
+    """
+    import pandas as pd  # Importing pandas is slow, and only this function needs pandas.
+
+    name, columns = shown(path.name), ["t_s", "power_w"]
+    try:
+        table = pd.read_csv(path, encoding="utf-8-sig", usecols=columns, dtype=float)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise BadInput(
+            f"power_trace: {name} cannot be read ({why}); give a CSV file with the columns t_s and "
+            "power_w"
+        ) from None
+    t_s, watts = (table[column].to_numpy() for column in columns)
+    rises = (np.diff(t_s, prepend=-math.inf, append=math.inf) > 0).all()
+    if len(table) < 2 or not rises or not ((watts >= 0) & (watts < math.inf)).all():
+        raise BadInput(
+            f"power_trace: {name} is not a recording; give at least 2 lines with rising times (s) "
+            "and powers from 0 (W)"
+        )
+    return (t_s - t_s[0]).tolist(), watts.tolist()

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.energy.integration import count, integrate, longest_standstill
-from nanolib.meters.energy.power import find_sources
-from nanolib.meters.energy.source import EstimateSource, Reading
+from nanolib.meters.clock import Device, synchronizer
+from nanolib.meters.integration import count, integrate, longest_standstill
 from nanolib.meters.machine import gpu_uuid
-from nanolib.meters.time.clock import Device, synchronizer
-from nanolib.meters.trace import Trace
+from nanolib.meters.power import EstimateSource, Reading, find_sources
+from nanolib.meters.recording import Trace
 from nanolib.stats.intervals import Interval
+
+__all__ = ["EnergyMeter", "integrate"]
 
 _SAMPLE_S = 0.05
 MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
@@ -71,50 +72,48 @@ class Track:
         last = self.readings[-1]
         return last.t_s if math.isnan(last.joules) else last.t_s - self.source.period_s
 
-    def energy(self, window: Window) -> Interval:
+    def energy(self, window: Window, updates: int = 0) -> Interval:
         """Compute the energy of a window, J.
 
+        Args:
+            window: A closed window.
+            updates: Smallest number of updates of the sensor in the window.
+
         Raises:
-            BadInput: There are too few readings around the window, or the readings are not valid.
+            BadInput: The window is too short, there are too few readings around the window, or the
+                readings are not valid.
         """
+        name, period_s, seconds = self.source.name, self.source.period_s, window.seconds
+        if seconds < updates * period_s:
+            raise BadInput(
+                f"{window.name} took {seconds:.3g} s, and {name} changes every {period_s:.3g} s: "
+                f"a window must contain {updates} updates; repeat the work for "
+                f"{updates * period_s:.3g} s"
+            )
         # nanolib copies the readings, because the sampling thread adds readings at any time.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
-        if not np.isnan(joules).all():
-            usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0)
+        is_counter, wrong = not np.isnan(joules).all(), ""
+        if is_counter:
+            usual_s = max(period_s, float(np.median(np.diff(t))))
             still_s = longest_standstill(t[inside], joules[inside])
             if still_s >= MIN_PERIODS / 2 * usual_s:
-                raise self._invalid(f"did not change in {still_s:.3g} of {window.seconds:.3g} s")
-            return count(t, joules, *span, self.source.period_s)
-        if (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
-            raise self._invalid("read 0 W")
+                wrong = f"did not change in {still_s:.3g} of {seconds:.3g} s"
+        elif (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
+            wrong = "read 0 W"
+        if wrong:
+            raise BadInput(
+                f"{name} of {self.source.of} {wrong}, so the readings are not valid; replay "
+                "another recording of the power (power_trace)"
+            )
+        if is_counter:
+            return count(t, joules, *span, period_s)
         found = integrate(t, np.where(watts > 0, watts, math.nan), *span)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
-        ends = (integrate(t, end, *span).estimate for end in (low, high))
-        return Interval(next(ends), found.estimate, next(ends))
-
-    def _invalid(self, what: str) -> BadInput:
-        name = f"{self.source.name} of {self.source.of}"
-        remedy = "replay another recording of the power (power_trace)"
-        return BadInput(f"{name} {what}, so the readings are not valid; {remedy}")
-
-    def checked_energy(self, window: Window) -> Interval:
-        """Compute the energy of a window, J, and check that the window is long enough.
-
-        Raises:
-            BadInput: The window has too few updates of its sensor, or its readings are not valid.
-        """
-        name, period_s = self.source.name, self.source.period_s
-        least_s = MIN_PERIODS * period_s
-        if window.seconds < least_s:
-            took = f"{window.name} took {window.seconds:.3g} s"
-            raise BadInput(
-                f"{took}, and {name} changes every {period_s:.3g} s: a window must contain "
-                f"{MIN_PERIODS} updates; repeat the work for {least_s:.3g} s"
-            )
-        return self.energy(window)
+        low, high = (integrate(t, end, *span).estimate for end in (low, high))
+        return Interval(low, found.estimate, high)
 
     def power_trace(self, window: Window) -> dict[str, list[float]]:
         """Return the power over a window at no more than 60 moments, without gaps.
@@ -141,31 +140,30 @@ class Track:
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
+        message = _NO_READING.get(source.provenance, "")
 
-        def row(metric: str, joules: Interval, factor: float = 1.0) -> Measurement:
+        def row(metric: str, joules: Interval, factor: float = 1.0, **more: Any) -> Measurement:
             low, value, high = (end * factor for end in joules)
-            more = self.power_trace(window) if metric == "power" else {}
-            rest = {"message": _NO_READING.get(source.provenance, ""), "details": details | more}
-            return Measurement(metric, value, low, high, 1.0, n=1, **common, **rest)
+            rest = common | {"n": 1, "message": message, "details": details | more}
+            return Measurement(metric, value, low, high, 1.0, **rest)
 
-        metric, of = "energy", ""
+        metric = "energy"
         try:
-            energy = self.checked_energy(window)
+            energy = self.energy(window, MIN_PERIODS)
             yield row(metric, energy)
-            yield row("power", energy, 1 / seconds)
+            yield row("power", energy, 1 / seconds, **self.power_trace(window))
             if tokens:
                 yield row("energy_per_token", energy, 1 / tokens)
             if idle is None or source.provenance is Provenance.ESTIMATED:
                 return
-            metric, of = "net_energy", "the idle baseline: "
-            base = self.checked_energy(idle)
+            metric = "net_energy"
+            base = self.energy(idle, MIN_PERIODS)
+            low, value, high = (end * seconds / idle.seconds for end in base)
+            net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
+            yield row(metric, net)
         except BadInput as error:
-            rest = {"status": Status.UNSUPPORTED, "message": f"{of}{error}", "details": details}
-            yield Measurement(metric, **common, **rest)
-            return
-        low, value, high = (end * seconds / idle.seconds for end in base)
-        net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
-        yield row(metric, net)
+            rest = common | {"message": str(error), "details": details}
+            yield Measurement(metric, status=Status.UNSUPPORTED, **rest)
 
 
 class EnergyMeter:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,19 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
+from nanolib.meters.flops import kept_pairs
+
 Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, str, Forward]
 
-FUSED = "attention_fused"
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-# Some models mask pairs by a large negative number that their dtype can represent.
-_MASKED = -1e4
 
 # Families of models use these names in the attention and in the MLP.
 _AMBIGUOUS = ("c_proj", "dense")
 _DOWN = r"(^|\.)(down|down_proj|mlp\.c_proj|mlp\.fc2|(?<!attention\.)output\.dense)$"
 _BY_OPERATION = {
-    "scaled_dot_product_attention": FUSED,
+    "scaled_dot_product_attention": "attention_fused",
     "silu": "activation",
     "gelu": "activation",
     "add": "residual",
@@ -40,39 +40,25 @@ _BY_OPERATION = {
 }
 
 
-def find_blocks(model: nn.Module) -> list[str]:
-    """List the names of a model's repeated blocks, the members of the model's `ModuleList`s."""
-    return [
-        f"{name}.{key}".lstrip(".")
-        for name, parts in model.named_modules()
-        if isinstance(parts, nn.ModuleList)
-        for key, _ in parts.named_children()
-    ]
-
-
 def choose_modules(
-    model: nn.Module, blocks: Sequence[str]
-) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    model: nn.Module,
+) -> tuple[list[str], dict[str, nn.Module], dict[str, nn.Module]]:
     """Choose the modules to time in each call, and the modules to time in detailed calls.
 
-    Args:
-        model: Any module.
-        blocks: Names of the model's repeated blocks.
-
     Returns:
-        Two maps, name → module. The first map has the blocks and the leaf modules outside blocks.
-        The second map has the modules inside blocks.
+        Names of the model's repeated blocks, which are the members of the model's `ModuleList`s,
+        and two maps, name → module. The first map has the blocks and the leaf modules outside
+        blocks. The second map has the modules inside blocks.
     """
-    outer, inner = {}, {}
-    inside = tuple(f"{block}." for block in blocks)
+    inside, outer, inner = (), {}, {}  # `inside` has the starts of the names of the second map.
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList):
-            continue
-        if name.startswith(inside):
+            inside += tuple(f"{name}.{key}.".lstrip(".") for key, _ in module.named_children())
+        elif name.startswith(inside):
             inner[name] = module
-        elif name in blocks or (name and not any(module.children())):
+        elif f"{name}." in inside or (name and not any(module.children())):
             outer[name] = module
-    return outer, inner
+    return [start.removesuffix(".") for start in inside], outer, inner
 
 
 @contextlib.contextmanager
@@ -121,17 +107,18 @@ def is_down_projection(path: str) -> bool:
 
 def operations_of(
     events: Iterable[Any], names: Mapping[str, str], on_gpu: bool
-) -> Iterator[tuple[str, str, int]]:
-    """List the operations of a profiled call.
+) -> Counter[tuple[str, str]]:
+    """Add up the time of the operations of a profiled call.
 
     Args:
         events: Events of `torch.profiler.profile`.
         names: Path of each module → name of its operations, from `operation_name`.
         on_gpu: Whether to use the time of kernels on the GPU instead of CPU time.
 
-    Yields:
-        Name of the outermost timed module, name of the operation, and its time in ns.
+    Returns:
+        Name of the outermost timed module and name of the operation → time in ns.
     """
+    spent = Counter()
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
@@ -145,7 +132,8 @@ def operations_of(
         if name == "scaled_dot_product_attention" or not operation:
             operation = _BY_OPERATION.get(name, "other")
         microseconds = event.device_time_total if on_gpu else event.cpu_time_total
-        yield outermost, operation, round(1e3 * microseconds)
+        spent[outermost, operation] += round(1e3 * microseconds)
+    return spent
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -187,7 +175,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
         mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
     kept = torch.ones((), dtype=torch.bool, device=q.device)
     if mask is not None:
-        kept = mask if mask.dtype == torch.bool else mask > _MASKED
+        kept = kept_pairs(mask)
         mask = torch.where(kept, 0.0 if mask.dtype == torch.bool else mask.float(), -torch.inf)
     options = {name: inputs[name] for name in ("scale", "enable_gqa") if name in inputs}
     # This operation computes attention without a fused kernel, and also returns the weights.
@@ -196,23 +184,19 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     return weights, kept.expand_as(weights)
 
 
-ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
-
-
-def attention_statistics(inputs: dict[str, Any], near_zero: float) -> torch.Tensor:
+def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
     """Compute mean entropy in nats, mean largest weight, and the share of weights near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
         near_zero: Value below which a weight counts as near zero. Masked pairs do not count.
-
-    Returns:
-        Values of the `ATTENTION_STATISTICS`, shape [3].
     """
     weights, is_kept = sampled_weights(inputs)
-    entropy = torch.special.entr(weights).sum(dim=-1).mean()
-    sparsity = (is_kept & (weights < near_zero)).sum() / is_kept.sum()
-    return torch.stack([entropy, weights.amax(dim=-1).mean(), sparsity])
+    return {
+        "attention_entropy": torch.special.entr(weights).sum(dim=-1).mean(),
+        "attention_max_weight": weights.amax(dim=-1).mean(),
+        "attention_sparsity": (is_kept & (weights < near_zero)).sum() / is_kept.sum(),
+    }
 
 
 _CALLS = 3

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from nanolib.measurement import Flag, Measurement
+from nanolib.meters.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
-from nanolib.meters.time.clock import Call, ColdClock, Device, clock_for
-from nanolib.meters.time.sampler import (
+from nanolib.meters.sampler import (
     CONFIDENCE,
     FLOOR_BLOCKS,
     BlockSampler,
@@ -21,8 +21,7 @@ from nanolib.meters.time.sampler import (
     interval_of,
     pause_collector,
 )
-from nanolib.meters.time.turns import Round, take_turns
-from nanolib.stats.intervals import range_confidence
+from nanolib.meters.turns import Round, take_turns
 from nanolib.stats.steady import (
     GROUP,
     SteadyState,
@@ -144,32 +143,27 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     blocks, shape = sampler.result()
     clock, per_block = sampler.clock, shape["calls_per_block"]
     series = blocks.reshape(-1, len(timing.phases))
-    steady = steady_state(series.sum(axis=1), max(GROUP, per_block))
+    total = series.sum(axis=1)
+    steady = steady_state(total, max(GROUP, per_block))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     launches = [{} for _ in timing.phases]
     if clock.gpu:
         shared |= clock.gpu.state.summary()
     if clock.gpu and not timing.cold:
         launches = clock.gpu.host_and_device([*timing.phases.values()])
-    scopes = dict(zip(timing.phases, series.T, strict=True))
-    own = {
-        scope: {"cached": sampler.checks[scope].is_cached} | launch
-        for scope, launch in zip(scopes, launches, strict=True)
+
+    def row(scope: str, samples: np.ndarray, own: Mapping[str, Any]) -> Measurement:
+        how = {"calls_per_block": per_block, "steady": steady, "method": clock.method}
+        return summarize(samples, scope=scope, details=shared | own, **how)
+
+    rows = {
+        scope: row(scope, samples, {"cached": sampler.checks[scope].is_cached} | launch)
+        for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True)
     }
-    if len(scopes) > 1:
-        scopes[timing.total] = series.sum(axis=1)
-        own[timing.total] = {name: sum(one[name] for one in launches) for name in launches[0]}
-    return {
-        scope: summarize(
-            samples,
-            calls_per_block=per_block,
-            steady=steady,
-            scope=scope,
-            method=clock.method,
-            details=shared | own[scope],
-        )
-        for scope, samples in scopes.items()
-    }
+    if len(rows) > 1:
+        own = {name: sum(one[name] for one in launches) for name in launches[0]}
+        rows[timing.total] = row(timing.total, total, own)
+    return rows
 
 
 def summarize(
@@ -184,7 +178,7 @@ def summarize(
 ) -> Measurement:
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive statistics.
 
-    If the warm-up leaves fewer than six blocks, the series has no steady state, and all blocks count.
+    If the warm-up leaves fewer than six blocks, there is no steady state, and all blocks count.
 
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
@@ -205,14 +199,32 @@ def summarize(
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
     is_kept = outliers == "keep"
-    flags = _flags(medians, is_kept, steady, details or {})
     if not is_kept:
         medians = remove_outliers(medians)
         method += ", outliers removed"
     low, estimate, high, confidence = interval_of(medians)
     lag_p = ljung_box_p(medians)
-    if lag_p is not None and lag_p < 0.01:
-        flags.append(Flag.AUTOCORRELATED)
+    details = {
+        **(details or {}),
+        **_description(kept),
+        "calls_per_block": calls_per_block,
+        "warmup_cut": cut_blocks * calls_per_block,
+        "ljung_box_p": lag_p,
+    }
+    counts = count_outliers(medians)
+    flags = {
+        Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,
+        Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
+        Flag.NO_STEADY_STATE: not steady.steady,
+        Flag.GOT_SLOWER: steady.got_slower,
+        Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,
+        Flag.CACHED_RESULT: details.get("cached", False),
+        Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
+        Flag.THROTTLED: "throttled_by" in details,
+        Flag.OUTLIERS_REMOVED: not is_kept,
+        Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
+        Flag.AUTOCORRELATED: lag_p is not None and lag_p < 0.01,
+    }
     return Measurement(
         "latency",
         estimate,
@@ -223,34 +235,9 @@ def summarize(
         samples=tuple(x.tolist()),
         method=method,
         scope=scope,
-        flags=tuple(flags),
-        details={
-            **(details or {}),
-            **_description(kept),
-            "calls_per_block": calls_per_block,
-            "warmup_cut": cut_blocks * calls_per_block,
-            "ljung_box_p": lag_p,
-        },
+        flags=tuple(flag for flag, is_set in flags.items() if is_set),
+        details=details,
     )
-
-
-def _flags(
-    medians: np.ndarray, is_kept: bool, steady: SteadyState, details: Mapping[str, Any]
-) -> list[Flag]:
-    counts = count_outliers(medians)
-    found = {
-        Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,
-        Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
-        Flag.NO_STEADY_STATE: not steady.steady,
-        Flag.GOT_SLOWER: steady.got_slower,
-        Flag.LOW_SAMPLE_COUNT: range_confidence(len(medians)) < CONFIDENCE,
-        Flag.CACHED_RESULT: details.get("cached", False),
-        Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
-        Flag.THROTTLED: "throttled_by" in details,
-        Flag.OUTLIERS_REMOVED: not is_kept,
-        Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
-    }
-    return [flag for flag, is_set in found.items() if is_set]
 
 
 def _description(samples: np.ndarray) -> dict[str, float]:

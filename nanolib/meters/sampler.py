@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from nanolib.measurement import BadInput
-from nanolib.meters.time.call_check import CallCheck
-from nanolib.meters.time.clock import Call, Clock
+from nanolib.meters.call_check import CallCheck
+from nanolib.meters.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, steady_state
 
@@ -171,8 +171,9 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 def pause_collector() -> Iterator[None]:
     """Switch the garbage collector off. If a collection is slow, freeze all objects first.
 
-    Each block ends with a collection, which must be fast. At the end, later collections can free
-    the frozen objects again.
+    Each block ends with a collection, which must be fast. In a sweep, the collection is fast already,
+    and the objects that the sweep has frozen stay frozen. Otherwise, later collections can free the
+    objects again at the end.
     """
     was_enabled, start = gc.isenabled(), time.perf_counter()
     gc.collect()

@@ -7,8 +7,8 @@ does not change.
 
 import contextlib
 import functools
-from collections import Counter
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -16,29 +16,23 @@ from torch import nn
 from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
-from nanolib.meters.layers.operations import (
-    ATTENTION_STATISTICS,
+from nanolib.meters.clock import clock_for, synchronizer
+from nanolib.meters.operations import (
     RANGE,
     AttentionWatch,
     Forward,
+    Replacement,
     attention_statistics,
     choose_modules,
-    find_blocks,
     is_down_projection,
     operation_name,
     operations_of,
     replace_methods,
     torch_profiler,
 )
-from nanolib.meters.layers.recording import (
-    STATISTICS,
-    Call,
-    ModuleTime,
-    ProfilingConfig,
-    output_statistics,
-)
-from nanolib.meters.time.clock import clock_for, synchronizer
-from nanolib.meters.trace import Trace
+from nanolib.meters.recording import Call, ModuleTime, ProfilingConfig, Trace, output_statistics
+
+__all__ = ["LayerProfiler", "ProfilingConfig", "create_profiler"]
 
 # A call of one of these methods counts as a call of the model.
 _ENTRIES = ("forward", "prefill", "decode")
@@ -83,9 +77,7 @@ class LayerProfiler:
         if config is None:
             config = ProfilingConfig.custom() if fields else ProfilingConfig.minimal()
         self.model, self.config, self.trace = model, config.replace(**fields), trace or Trace()
-        self._turns = self.config.turns
-        blocks = find_blocks(model)
-        self._outer, inner = choose_modules(model, blocks)
+        blocks, self._outer, inner = choose_modules(model)
         self._inner = inner if self.config.modules else {}
         modules = {"": model} | self._outer | self._inner
         self._names = {path: operation_name(path, module) for path, module in modules.items()}
@@ -97,23 +89,24 @@ class LayerProfiler:
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._clock, self._synchronize = clock_for(self._device), synchronizer(self._device)
         self._restore = contextlib.ExitStack()
+        turns = self.config.turns
+        later = ["times" if turn == "operations" else turn for turn in turns]
+        # Each k-th call has a turn, and all turns come in order.
+        self._turns = itertools.chain(_MOST_PASSES * turns, itertools.cycle(later))
+        self._numbers = itertools.count()
         self._call = Call(-1)
         self._open = []  # names of the running modules, outer ones first
         self._unread = []  # calls whose times and statistics stay on the device
         self._profiled = []  # calls whose operations torch's profiler has recorded
-        self._number = 0
 
     def __enter__(self) -> Self:
-        entries = {name: getattr(self.model, name, None) for name in _ENTRIES}
-        timed = [
-            (self.model, name, self._wrap_entry(entry)) for name, entry in entries.items() if entry
+        entries = [
+            (self.model, name, self._wrap_entry(getattr(self.model, name)))
+            for name in _ENTRIES
+            if callable(getattr(self.model, name, None))
         ]
-        for name, module in self._outer.items():
-            timed.append((module, "forward", self._timed(name, module.forward)))
-        self._detailed = [
-            (module, "forward", self._timed(name, module.forward))
-            for name, module in self._inner.items()
-        ]
+        self._detailed = self._timed_modules(self._inner)
+        timed = [*entries, *self._timed_modules(self._outer)]
         self._restore.enter_context(replace_methods(timed))
         return self
 
@@ -130,7 +123,9 @@ class LayerProfiler:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if running:  # A method of the model may call another method.
                 return entry(*args, **kwargs)
-            call = self._call = self._next_call()
+            call = self._call = Call(next(self._numbers))
+            if call.number % config.every_kth_token == 0:
+                call.turn = next(self._turns, "")
             running.append("")
             try:
                 with self._look_closely(call) if call.turn else _NOTHING:
@@ -146,18 +141,6 @@ class LayerProfiler:
 
         return watched
 
-    def _next_call(self) -> Call:
-        """Return the next call. Each k-th call has a turn, and all turns come in order."""
-        number, every = self._number, self.config.every_kth_token
-        self._number += 1
-        if not self._turns or number % every:
-            return Call(number)
-        round_, at = divmod(number // every, len(self._turns))
-        turn = self._turns[at]
-        if turn == "operations" and round_ >= _MOST_PASSES:
-            turn = "times"
-        return Call(number, turn)
-
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
         """Record a detailed call."""
@@ -168,6 +151,12 @@ class LayerProfiler:
             around = AttentionWatch(self._add_attention_statistics)
         with around, replace_methods(self._detailed):
             yield
+
+    def _timed_modules(self, modules: Mapping[str, nn.Module]) -> list[Replacement]:
+        return [
+            (module, "forward", self._timed(name, module.forward))
+            for name, module in modules.items()
+        ]
 
     def _timed(self, name: str, forward: Forward) -> Forward:
         """Wrap a module's `forward`. In plain calls, only modules that the model calls count."""
@@ -184,27 +173,27 @@ class LayerProfiler:
                 out = forward(*args, **kwargs)
                 call.marks.append((name, caller, begin, now()))
                 running.pop()
-            if call.turn == "values":
+            if call.turn == "values" and _is_summable(out):
                 self._add_statistics(name, args, kwargs, out)
             return out
 
         return timed
 
-    def _add_statistics(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
+    def _add_statistics(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
         """Compute statistics of a module's call, without waiting for the device."""
-        if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not out.numel():
-            return
         near_zero = self.config.near_zero
         if self.config.capture_activations:
-            self._call.values.append((name, STATISTICS, output_statistics(out, near_zero)))
+            self._add(name, output_statistics(out, near_zero))
         x = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
-        if self.config.deep_profiling and is_down_projection(name) and x is not None:
+        if self.config.deep_profiling and is_down_projection(name) and _is_summable(x):
             share = (x.detach().abs() < near_zero).mean(dtype=torch.float32)
-            self._call.values.append((self._layer(name), ("mlp_kill_ratio",), share[None]))
+            self._add(self._layer(name), {"mlp_kill_ratio": share})
 
     def _add_attention_statistics(self, inputs: dict[str, Any]) -> None:
-        values = attention_statistics(inputs, self.config.near_zero)
-        self._call.values.append((self._layer(""), ATTENTION_STATISTICS, values))
+        self._add(self._layer(""), attention_statistics(inputs, self.config.near_zero))
+
+    def _add(self, name: str, statistics: Mapping[str, torch.Tensor]) -> None:
+        self._call.values += [(name, *statistic) for statistic in statistics.items()]
 
     def _layer(self, name: str) -> str:
         """Return the name of the outermost running module inside the model, or else `name`."""
@@ -215,40 +204,29 @@ class LayerProfiler:
         calls, self._unread = self._unread, []
         self._synchronize()
         for call in calls:
-            self._read_times(call)
+            for name, caller, begin, end in call.marks:
+                found = self._found[name]
+                if found.inside is None:
+                    found.inside = caller
+                # Computing statistics and torch's profiler would lengthen these times.
+                if call.turn in ("", "times"):
+                    ms = self._clock.ms(begin, end)
+                    found.calls_ms.append(ms)
+                    self.trace.rows["layers"].append((call.number, name or _MODEL, round(1e6 * ms)))
         values = [(call.number, *value) for call in calls for value in call.values]
         # All values come from the device in one copy.
-        numbers = iter(torch.cat([x for *_, x in values]).tolist() if values else [])
-        for number, name, statistics, _ in values:
-            for statistic in statistics:
-                value = next(numbers)
-                self._found[name].values[statistic].append(value)
-                row = (number, name or _MODEL, statistic, value)
-                self.trace.rows["statistics"].append(row)
+        numbers = torch.stack([x for *_, x in values]).tolist() if values else []
+        for (number, name, statistic, _), value in zip(values, numbers, strict=True):
+            self._found[name].values[statistic].append(value)
+            self.trace.rows["statistics"].append((number, name or _MODEL, statistic, value))
         self._profiled += [call for call in calls if call.profile is not None]
-
-    def _read_times(self, call: Call) -> None:
-        """Add the times of a call's modules to the results and to the trace.
-
-        The times of a call that also computes statistics or runs torch's profiler do not count.
-        """
-        for name, caller, begin, end in call.marks:
-            found = self._found[name]
-            if found.inside is None:
-                found.inside = caller
-            if call.turn in ("", "times"):
-                ms = self._clock.ms(begin, end)
-                found.calls_ms.append(ms)
-                self.trace.rows["layers"].append((call.number, name or _MODEL, round(1e6 * ms)))
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
         self.flush()
         on_gpu = self._device.type == "cuda"
         for call in self._profiled:
-            spent = Counter()
-            for layer, operation, ns in operations_of(call.profile.events(), self._names, on_gpu):
-                spent[layer, operation] += ns
+            spent = operations_of(call.profile.events(), self._names, on_gpu)
             for (layer, operation), ns in spent.items():
                 self._found[layer].operations[operation] += ns / 1e6
                 self.trace.rows["ops"].append((call.number, layer, operation, ns))
@@ -256,6 +234,12 @@ class LayerProfiler:
                 self._found[name].passes += caller == ""
         self._profiled = []
         return [*self._found.values()]
+
+
+def _is_summable(x: object) -> bool:
+    """Return whether torch computes statistics of a value. torch cannot add 8-bit numbers."""
+    is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
+    return is_tensor and x.element_size() > 1 and x.numel() > 0
 
 
 create_profiler = LayerProfiler

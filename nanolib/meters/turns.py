@@ -11,7 +11,7 @@ import numpy as np
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
+from nanolib.meters.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann
 
 # This is the method of each `speed_up` row.
@@ -74,9 +74,9 @@ def take_turns(
         # The last rounds may be too short for a reading of their own.
         readings[max(1, len(readings) - 1) :] = [(len(rounds), time.monotonic(), cpu_times())]
         for (first, _, before), (end, _, after) in itertools.pairwise(readings):
-            load = load_between(before, after)
+            is_busy = load_between(before, after).is_busy
             for one in rounds[first:end]:
-                one.is_busy = None if load.taken is None else load.is_busy
+                one.is_busy = is_busy
     return rounds
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pynvml
 import torch
 
 from nanolib.meters.gpu import GpuState
@@ -66,7 +67,8 @@ class HostClock:
         """Do nothing, because nanolib finds the end of the warm-up in the samples."""
 
 
-_UNKNOWN = 64 * 2**20  # If the size of a last-level cache is not known, nanolib assumes 64 MiB.
+# If the size of the third level is not known, nanolib assumes a cache of 64 MiB.
+_UNKNOWN = 64 * 2**20
 _CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # A GPU's clock ramps up in less than half a second.
 # A GPU sleeps for about 0.15 s, in which the host can launch most calls three times.
@@ -80,13 +82,13 @@ class CudaClock:
 
     Args:
         device: GPU that computes.
-        nvml: NVML module of `GpuState`, `pynvml` by default.
+        nvml: NVML module of `GpuState`.
     """
 
     method = "cuda_event"
     resolution_ms = 0.5e-3  # CUDA documents half a microsecond.
 
-    def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
+    def __init__(self, device: Device = "cuda", nvml: Any = pynvml) -> None:
         self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
 
@@ -106,11 +108,7 @@ class CudaClock:
             rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
             for marks in rows:
-                marks[0].record()
-                for phase, mark in zip(phases, marks[1:], strict=True):
-                    for _ in range(inner):
-                        phase()
-                    mark.record()
+                _launch(phases, marks, inner)
             self.state.read()  # The GPU still computes, so the readings are under load.
             torch.cuda.synchronize()
             return [[ms / inner for ms in _between(marks)] for marks in rows]
@@ -150,13 +148,14 @@ def _events(phases: Sequence[Call]) -> list[Any]:
     return [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
 
 
-def _launch(phases: Sequence[Call], marks: Sequence[Any]) -> list[float]:
-    """Launch the phases between events and return the host's time for each, ms."""
+def _launch(phases: Sequence[Call], marks: Sequence[Any], inner: int = 1) -> list[float]:
+    """Launch each phase `inner` times between events and return the host's time for each, ms."""
     host_ms = []
     marks[0].record()
     for phase, mark in zip(phases, marks[1:], strict=True):
         start = time.perf_counter_ns()
-        phase()
+        for _ in range(inner):
+            phase()
         host_ms.append((time.perf_counter_ns() - start) / 1e6)
         mark.record()
     return host_ms
@@ -178,10 +177,8 @@ class ColdClock:
         self._clock, self.gpu = clock, clock.gpu
         self.method = f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
-        self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
-
-    def _overwrite(self) -> None:
-        self._other.fill_(1)
+        other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
+        self._overwrite = functools.partial(other.fill_, 1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Time calls with a cold cache and return ms, shape [calls][phases].
@@ -197,7 +194,7 @@ Clock = HostClock | CudaClock | ColdClock
 
 
 def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
-    """Return the total size of a device's last-level caches in bytes, or 64 MiB if unknown.
+    """Return the size of a GPU's L2 or of all L3 caches of the CPUs in bytes, or 64 MiB if unknown.
 
     Args:
         device: Device whose caches count.
@@ -208,15 +205,12 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     if device.type != "cpu":
         return _UNKNOWN
-    sizes = {}  # level and CPUs of a cache → bytes
-    for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+    sizes = {}  # CPUs that share a cache → bytes
+    for cache in cpus.glob("cpu[0-9]*/cache/index3"):
         with contextlib.suppress(FileNotFoundError):  # Some machines do not report the size.
-            level, size, shared = (
-                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
-            )
-            sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
-    last = max((level for level, _ in sizes), default=0)
-    return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
+            shared, size = (cache / "shared_cpu_list").read_text(), (cache / "size").read_text()
+            sizes[shared] = int(size.strip().removesuffix("K")) * 1024
+    return sum(sizes.values()) or _UNKNOWN
 
 
 def clock_for(device: Device) -> Clock:

@@ -1,5 +1,6 @@
-"""Define a profiler's settings and data: calls, times of modules, and statistics of outputs."""
+"""Define what nanolib records during a case: traces, and a profiler's settings and data."""
 
+import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -9,11 +10,33 @@ import torch
 
 from nanolib.params import StrictModel
 
-STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _SAMPLE = 2048  # Largest number of elements in the sample of an output.
 
-# A mark has the names of a module and its caller, and the start and the end of the module's call.
-Mark = tuple[str, str | None, Any, Any]
+
+@dataclass
+class Trace:
+    """The readings of a case, in lists, so that collecting costs a window no disk access.
+
+    A case yields its trace, and nanolib stores the rows together with the measurements of the case.
+
+    Attributes:
+        start_s: Time of `time.monotonic` at which the trace began, s.
+        rows: Name of a table of `nanolib.store.schema.TRACE_TABLES` → rows, with the columns in the
+            order of the table.
+
+    Example:
+        >>> trace = Trace(start_s=1.0)
+        >>> trace.rows["tokens"].append((trace.at_us(1.5), 2000))
+        >>> dict(trace.rows)
+        {'tokens': [(500000, 2000)]}
+    """
+
+    start_s: float = field(default_factory=time.monotonic)
+    rows: defaultdict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
+
+    def at_us(self, t_s: float) -> int:
+        """Convert a time of `time.monotonic`, in s, to microseconds since the trace began."""
+        return round(1e6 * (t_s - self.start_s))
 
 
 @dataclass
@@ -28,9 +51,9 @@ class ModuleTime:
         calls_ms: Time of each call in which nanolib records only times, ms.
         passes: Number of calls by the model that torch's profiler recorded.
         operations: Name of an operation → total time in these passes, ms.
-        values: Name of a statistic → a value per call with statistics. An output has all
-            `STATISTICS`. A block also has `attention_entropy` (nats), `attention_max_weight`,
-            `attention_sparsity` and `mlp_kill_ratio`.
+        values: Name of a statistic → a value per call with statistics. An output has the statistics
+            of `output_statistics`. A block also has `attention_entropy` (nats),
+            `attention_max_weight`, `attention_sparsity` and `mlp_kill_ratio`.
     """
 
     name: str
@@ -50,19 +73,19 @@ class Call:
         number: Number of the call, from 0.
         turn: What the call records in detail, one of `ProfilingConfig.turns`, or an empty string.
         profile: torch's profiler, if it records this call.
-        marks: Times of the modules.
-        values: Name of a module, names of statistics, and a tensor with their values.
+        marks: Name of a module, name of its caller, and start and end of the module's call.
+        values: Name of a module, name of a statistic, and its value, a tensor of shape [].
     """
 
     number: int
     turn: str = ""
     profile: Any = None
-    marks: list[Mark] = field(default_factory=list)
-    values: list[tuple[str, tuple[str, ...], torch.Tensor]] = field(default_factory=list)
+    marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
+    values: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
 
 
-def output_statistics(out: torch.Tensor, near_zero: float) -> torch.Tensor:
-    """Compute the `STATISTICS` of an output, without waiting for the device.
+def output_statistics(out: torch.Tensor, near_zero: float) -> dict[str, torch.Tensor]:
+    """Compute statistics of an output, without waiting for the device.
 
     All statistics except the largest magnitude use evenly spaced elements, at most 2,048.
 
@@ -71,15 +94,17 @@ def output_statistics(out: torch.Tensor, near_zero: float) -> torch.Tensor:
         near_zero: Magnitude below which an element counts as near zero.
 
     Returns:
-        Values in float32, shape [4].
+        Mean magnitude, standard deviation, largest magnitude and share near zero, in float32.
     """
     x = out.detach().reshape(-1)
     sample = x[:: -(-len(x) // _SAMPLE)].float()
     size = sample.abs()
-    largest = torch.linalg.vector_norm(x, torch.inf).float()
-    near = (size < near_zero).mean(dtype=torch.float32)
-    spread = sample.std(correction=min(1, len(sample) - 1))
-    return torch.stack([size.mean(), spread, largest, near])
+    return {
+        "mean_abs": size.mean(),
+        "sd": sample.std(correction=min(1, len(sample) - 1)),
+        "max_abs": torch.linalg.vector_norm(x, torch.inf).float(),
+        "near_zero": (size < near_zero).mean(dtype=torch.float32),
+    }
 
 
 class ProfilingConfig(StrictModel):

@@ -1,1 +1,0 @@
-"""Measure durations of calls, and of calls that all ranks make together."""
