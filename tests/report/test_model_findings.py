@@ -19,7 +19,7 @@ TINY = "tiny (dense, float32), batch 3, 64 tokens"
         ([1] * 5, 1.06, "1 warm-up step is enough for forward + backward: 5 processes need 1, 1, 1, 1, 1 steps"),
         ([1, None, 1, 1, None], 1.0,
          "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never settles. "
-         "The rest needs 1, 1, 1 steps. Next: increase curve_steps"),
+         "The other processes need at most 1 steps. Next: increase curve_steps"),
         ([0] * 5, 1.04, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a"),
         ([0] * 5, 1.06,
          "Use 5 warm-up steps for forward + backward: no curve shows warm-up, but the mean is 6% higher without "
