@@ -121,7 +121,8 @@ def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
     t, counted = t_s[read], joules[read]
     changes = np.flatnonzero(np.diff(counted)) + 1
     first, last = np.r_[0, changes], np.r_[changes, len(t)] - 1
-    return float((t[last] - t[first]).max(initial=0.0))
+    # A short window may contain no reading.
+    return float((t[last] - t[first]).max()) if len(t) else 0.0
 
 
 def _checked(
