@@ -100,6 +100,14 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu():
     assert torch.equal(out, wide.bfloat16())
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 2)])
+def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch, heads, kv_heads):
+    monkeypatch.setattr(sequence, "Ranks", lambda *_: SimpleNamespace(world=3))
+    words = f"{heads} and {kv_heads} heads cannot be shared by 3 ranks"
+    with pytest.raises(BadInput, match=words):
+        ulysses_attention(*qkv(1, heads, kv_heads, 2, 2), layout=None)
+
+
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
 @pytest.mark.parametrize("causal", [False, True])
 def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):

@@ -181,11 +181,15 @@ def ulysses_attention(
         Output with the shape and dtype of `q`.
 
     Raises:
-        BadInput: The shapes do not fit each other or the layout.
+        BadInput: The shapes do not fit each other or the layout, or the heads do not fit the ranks.
     """
     check_shapes(q, k, v)
     ranks = Ranks(timer)
-    world, kv_heads = ranks.world, k.shape[1]
+    world, heads, kv_heads = ranks.world, q.shape[1], k.shape[1]
+    if heads % world or (kv_heads % world and world % kv_heads):
+        raise BadInput(
+            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a number of ranks that divides both"
+        )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
     ranks.check(layout, q, k)
