@@ -169,6 +169,10 @@ def test_the_flops_of_a_model_are_those_of_each_heads_own_mask():
     assert dense - case.counted().flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
 
 
+def test_a_mask_of_ones_own_in_which_the_first_token_sees_no_key_is_planned():
+    assert _model(**_own("from_the_20th")).plan().peaks
+
+
 def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, monkeypatch):
     """A plan without data imports and evaluates it first, and leaves it whole for the run."""
     lines = (

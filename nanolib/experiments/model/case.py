@@ -128,7 +128,8 @@ class ModelCase(Case):
         if self.attention_type == "flex":
             return UNCOUNTED
         options = attention.shared_options(self.attention_type, self.config.attention_options)
-        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
+        mask = {"causal": True, "options": options, "heads": self.config.num_heads}
+        known = attention.work(self.attention_type, self.seq_len, self.seq_len, **mask)
         return "" if known else "the mask depends on the input"
 
     @property
