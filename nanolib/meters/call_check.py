@@ -21,8 +21,8 @@ CACHED = (
 )
 # A cold first call takes less than 100 times as long as the second call.
 _CACHED_RATIO = 100
-# Futures, collectives, processes and threads have one of these methods.
-_WAITS = ("wait", "done", "is_alive")
+# Collectives, processes, futures and threads have one of these methods.
+_WAITS = ("wait", "add_done_callback", "is_alive")
 
 
 class CallCheck:
