@@ -58,6 +58,7 @@ WITHOUT_DATABASE = {
     "ab --python a --python b --python c --call a:b": "--python: must be given twice, got 3",
     "ab . . --call a:b --json /": "/: is a folder; name a file",
     "ab . . --call json:dumps --threshold nan": "Invalid value for '--threshold': nan is not a number",
+    "run summary -p runs=[before]": "does not exist; run `nano run quick` first",
     "run --on mars": "'mars' is not one of 'here', 'ray'",
     "run --on ray --resume": "--resume: a Ray task returns all of its results or none",
     "plan nope --memory 1GiB": "model: preset: 'nope' is not known; use one of decoder_nano",
@@ -91,6 +92,7 @@ FILES = {
     "words.csv": b"t_s,power_w\n0,x\n1,5\n",
 }
 WITH_DATABASE = {
+    "run summary -p runs=[befor]": "'befor' is not in the database; did you mean before?",
     "report latest~9 --to HERE/report": "'latest~9'",
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare latest HERE/text.txt": "text.txt cannot be used",

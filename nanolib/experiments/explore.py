@@ -130,22 +130,13 @@ class Explore:
         self._stop.clear()
         self.measure.disabled, self.keep.disabled, self.cancel.disabled = True, True, False
         self.status.value = "Starting …"
-        threading.Thread(target=self._run, args=(params,), daemon=True).start()
+        worker = threading.Thread(target=self._measure, args=(params,), daemon=True)
+        worker.start()
+        threading.Thread(target=self._show_power, args=(worker,), daemon=True).start()
 
     def _cancel(self, _: Any) -> None:
         self.status.value = "Canceling …"
         self._stop.set()
-
-    def _run(self, params: shared.Params) -> None:
-        worker = threading.Thread(target=self._measure, args=(params,), daemon=True)
-        worker.start()
-        try:
-            self._show_power(worker)
-        finally:
-            worker.join()
-            self.cancel.disabled = True
-            self._show()
-            self._update()
 
     def _measure(self, params: shared.Params) -> None:
         how = {"stop": self._stop, "on_progress": self._progress}
@@ -159,6 +150,10 @@ class Explore:
             self.status.value = "Canceled."
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
             self.status.value = escape(cause(error))
+        finally:
+            self.cancel.disabled = True
+            self._show()
+            self._update()
 
     def _show_power(self, worker: threading.Thread) -> None:
         """Show the power once a second until a thread ends, or why no sensor measures the power."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -36,6 +37,16 @@ class Params(StrictModel):
     suite: str = Field("", max_length=MOST_LABEL)
     label: str = Field("", max_length=MOST_LABEL)
     resume: bool = False
+
+    def look(self, cases: Sequence[Any]) -> None:
+        """Check that the database has the named runs.
+
+        Raises:
+            BadInput: A name matches no run.
+        """
+        if self.runs != ["newest"]:
+            with Store(create=False) as store:
+                select_runs(store, self.runs)
 
 
 def select_runs(store: Store, names: list[str]) -> list[str]:

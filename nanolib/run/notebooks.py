@@ -105,12 +105,13 @@ def run_jobs(
         The result of each job, in the same order.
 
     Raises:
-        BadInput: A model or function that a job names cannot be imported. No job has started.
+        BadInput: A model, function or run that a job names does not exist. No job has started.
     """
     results = []
     for job in jobs:
         results.append(NotebookResult(job.title, len(job.cases())))
-        if results[-1].cases:  # The summary has no cases, and runs no user's code.
+        # The summary may name runs of the jobs before it, which do not exist yet.
+        if results[-1].cases or len(jobs) == 1:
             job.params.look([])
     make_folder(command.output)
     total = sum(result.cases for result in results)

@@ -3,9 +3,8 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.tables import energy_table, overhead_table
+from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.model.case import ModelCase
-from nanolib.experiments.model.look import random_ids
 from nanolib.meters.integration import read_trace
 from nanolib.meters.recording import Trace
 from nanolib.store import Store
@@ -34,7 +33,7 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
     assert set(read.provenance) == {"replayed"} and set(read.method) == {"replay"}
     assert read[read.metric == "power"].estimate.between(99, 103).all()
-    assert " W (prefill) in a replayed trace." in "\n".join(VERDICTS["energy"](rows))
+    assert "] (prefill) in a replayed trace." in "\n".join(VERDICTS["energy"](rows))
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
         assert "replayed from a recording" in text and "Measured by a sensor" not in text
@@ -44,16 +43,12 @@ def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
     shape = {"phases": ["prefill"], "seq_lens": [32], "batch_size": 2, "device": "cpu"}
     (case,) = energy.cases(energy.Params(overrides=TINY, **shape))
     forward = ModelCase(*case.shape, "inference")
-    row = next(iter(case._energy_rows(energy.Params(**shape), _prefill_of(case), Trace())))
+    call = case.model_case.step(0).generation.prefill
+    row = next(case._energy_rows(call, energy.Params(**shape), Trace()))
     config = forward.config
     others = 2 * 2 * 31 * config.d_model * config.vocab_size  # the head, of all positions but one
     assert row.estimate == forward.formulas()["flops"] - others
     assert "flops" not in case.predict()
-
-
-def _prefill_of(case):
-    step = case.model_case.step(case.model_case.build(0), random_ids(case, 0))
-    return step.generation.prefill
 
 
 def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch):

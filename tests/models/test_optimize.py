@@ -6,12 +6,14 @@ from torch._dynamo.utils import counters
 
 from nanolib import NanoConfig, create_model
 from nanolib.experiments.model.cases import Params
-from nanolib.experiments.model.steps import Generating, Inferring, Training
+from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
 from nanolib.meters.latency import measure_phases
 from nanolib.meters.sampler import Timing
+from nanolib.models.generation import Generation
 from nanolib.run.case import timed_call_ms
+from tests.experiments import own
 
 
 @pytest.fixture
@@ -82,15 +84,18 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled()
     torch._dynamo.reset()
 
 
-def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, model):
+def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch):
     """Kernels may be planned for each length, which does not belong to the time of a token."""
-    step = Generating(model, IDS[:1, :8], 4)
-    met, decode = [], step.generation.decode
-    note = lambda: met.append(step.generation.cache.length) or decode()  # noqa: E731
-    monkeypatch.setattr(step.generation, "decode", note)
-    rows = step.measure_prompt(Params(budget_s=1e-9), "cpu")
-    rows.send(measure_phases(Timing(next(rows).phases, budget_s=1e-9)))
-    assert len(list(rows)) == 1 and met == [8, 9, 10, 11]
+    case = own.case("generation", shape=(8, 1), new_tokens=4)
+    case.plan()  # which also generates
+    met, decode = [], Generation.decode
+    note = lambda self: met.append(self.cache.length) or decode(self)  # noqa: E731
+    monkeypatch.setattr(Generation, "decode", note)
+    measuring, answer = case.measure(Params(budget_s=1e-9, device="cpu"), {}), None
+    while not isinstance(made := measuring.send(answer), Timing) or "decode" not in made.phases:
+        assert not met
+        answer = measure_phases(made) if isinstance(made, Timing) else None
+    assert met == [8, 9, 10, 11]
 
 
 class Dropping(torch.nn.Module):

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from nanolib.experiments.energy.tables import energy_table
+from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from tests.report.cases import DECODE
 from tests.report.rows import interval, points
@@ -36,12 +36,14 @@ def test_each_source_of_energy_has_a_line(measured):
     [
         (
             (Provenance.MEASURED, "rapl", 1.1),
-            ["A token uses 250 mJ [227 … 275] at 25 W (decode) according to rapl."],
+            ["A token uses 250 mJ [227 … 275] at 25.0 W [22.7 … 27.5] (decode) according to rapl."],
             "",
         ),
         (
             (Provenance.REPLAYED, "replay", 1.1, 2.0),
-            ["A token uses 2.00 J [1.82 … 2.20] at 25 W (decode) in a replayed trace."],
+            [
+                "A token uses 2.00 J [1.82 … 2.20] at 25.0 W [22.7 … 27.5] (decode) in a replayed trace."
+            ],
             "Hollow: replayed",
         ),
         (

@@ -3,8 +3,8 @@
 import pytest
 
 from nanolib.measurement import exact
-from tests.report.cases import inference, model_case, warmup_process
-from tests.report.rows import points
+from tests.report.cases import inference, model_case, timed, warmup_process
+from tests.report.rows import interval, points
 from tests.shown import CHARTS, VERDICTS
 
 TINY = "tiny (dense, float32), batch 3, 64 tokens"
@@ -19,7 +19,7 @@ TINY = "tiny (dense, float32), batch 3, 64 tokens"
         ([1] * 5, 1.06, "1 warm-up step is enough for forward + backward: 5 processes need 1, 1, 1, 1, 1 steps"),
         ([1, None, 1, 1, None], 1.0,
          "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never settles. "
-         "The rest needs 1, 1, 1 steps. Next: increase curve_steps"),
+         "The other processes need at most 1 steps. Next: increase curve_steps"),
         ([0] * 5, 1.04, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a"),
         ([0] * 5, 1.06,
          "Use 5 warm-up steps for forward + backward: no curve shows warm-up, but the mean is 6% higher without "
@@ -66,3 +66,18 @@ def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
         "and decode: logits differ by at most 12 ULP."
     )
     assert found == [said] * (agreement < 1)
+
+
+def test_every_time_and_rate_of_generation_has_its_interval(say):
+    cases, found = [inference()], [timed("prefill", 4, 5, 6), timed("decode", 1, 2, 3)]
+    for batch_size, ends in ((3, (90, 99, 120)), (12, (180, 240, 252))):
+        rate = interval("tokens_per_second", *ends, scope="decode")
+        cases.append(model_case("generation", [*found, rate], batch_size=batch_size))
+    times, batches = say("model", cases)[:2]
+    assert times == (
+        f"{TINY}: Inference takes 12.0 ms [11.0 … 15.0] and a generated token 2.00 ms "
+        "[1.00 … 3.00]: the first token takes 5.00 ms [4.00 … 6.00]; inference reads 16,000 "
+        "tokens/s [12,800 … 17,450]."
+    )
+    said = "each user gets 20.0 [15.0 … 21.0] instead of 33.0 [30.0 … 40.0] tokens/s."
+    assert batches.endswith(said)

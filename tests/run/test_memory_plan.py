@@ -10,7 +10,6 @@ import torch
 from nanolib.experiments import ALL
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
-from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import MemoryKind, Status, exact
 from nanolib.meters.memory_breakdown import Part
 from nanolib.models.optimize import OPTIMIZATIONS, is_compiled
@@ -18,6 +17,7 @@ from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import memory_plan
 from tests.experiments.own import LLAMA, TINY
+from tests.experiments.own import case as _case
 from tests.measuring import breakdown, timed_alone
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 512}
@@ -26,19 +26,6 @@ HEAVY = {"num_layers": 11, "d_model": 256, "num_heads": 4, "vocab_size": 8192}
 # These optimizations have the plan of the eager model.
 AS_EAGER = {name for name in OPTIMIZATIONS if is_compiled(name)} | {"cuda_graph"}
 PARAMS = model.Params(budget_s=0.01, rel_ci=0.5, device="cpu")
-
-
-def _case(
-    mode="training",
-    optimization="eager",
-    preset="decoder_tiny",
-    overrides=TINY,
-    shape=(48, 8),
-    attention_type="dense",
-    dtype="float32",
-):
-    shape = ("own" if ":" in preset else attention_type, *shape, dtype)
-    return ModelCase("cpu", preset, preset, overrides, *shape, mode, optimization, new_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +39,7 @@ def _case(
 def test_a_high_stack_is_planned_from_two_low_ones(
     monkeypatch, mode, optimization, overrides, shape
 ):
-    case = _case(mode, optimization, overrides=overrides, shape=shape)
+    case = _case(mode, optimization=optimization, overrides=overrides, shape=shape)
     quick = case.plan()
     monkeypatch.setattr(memory_plan, "_PLANS", {})
     monkeypatch.setattr(look, "_LOOKS", {})
@@ -90,7 +77,7 @@ PLANNED = [
 
 @pytest.mark.parametrize("case", PLANNED, ids=str)
 def test_parts_add_up_to_the_peak_and_the_plan_is_the_peak(case):
-    step, plan = case.step(case.build(0), case.no_ids()), case.plan()
+    step, plan = case.step(0), case.plan()
     planned = look.recorded(case).breakdowns(case.batch_size)
     for work in step.workloads():
         peak, _ = memory_plan.breakdown_rows(work, "cpu", plan)
@@ -114,7 +101,8 @@ def test_the_memory_of_a_compiled_model_is_that_of_the_process(monkeypatch):
     # The backend makes no difference, because no kernel is counted.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     rows = {
-        row.metric: row for row in timed_alone(_case("inference", "compile").measure(PARAMS, {}))
+        row.metric: row
+        for row in timed_alone(_case("inference", optimization="compile").measure(PARAMS, {}))
     }
     assert rows["peak_memory"].status is Status.UNSUPPORTED
     assert "see resident_memory" in rows["peak_memory"].message and "resident_memory" in rows
@@ -122,7 +110,7 @@ def test_the_memory_of_a_compiled_model_is_that_of_the_process(monkeypatch):
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_its_own_part(monkeypatch):
     """The allocator is simulated, and the tensors are on the CPU."""
-    work = _case().at_depth("num_layers", 0)
+    work = _case().step()
     live = breakdown(work).peak
 
     def measured(call, **_):

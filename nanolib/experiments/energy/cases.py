@@ -12,7 +12,6 @@ from torch import nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
-from nanolib.experiments.model.look import random_ids
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.clock import synchronizer
@@ -145,24 +144,21 @@ class EnergyCase(ModelWorkCase):
 
         Without a sensor, energy is a labeled estimate.
         """
-        built = self.model_case.build(params.seed)
-        step = self.model_case.step(built, random_ids(self, params.seed))
-        call = step
+        call = step = self.model_case.step(params.seed)
         if isinstance(step, Generating):
             step.generation.all_tokens()
-            is_prefill = self.phase == "prefill"
-            call = step.generation.prefill if is_prefill else step.generation.decode
+            call = getattr(step.generation, self.phase)
         for _ in range(2):
             call()
         trace(Workload(self.phase, call), self, params)
         readings = Trace()
         yield readings
-        yield from self._energy_rows(params, call, readings)
+        yield from self._energy_rows(call, params, readings)
         if params.profiling:
-            yield from profile(self.phase, built, call, params, readings)
+            yield from self._profile_rows(step.model, call, params, readings)
 
     def _energy_rows(
-        self, params: Params, call: Callable[[], object], readings: Trace
+        self, call: Callable[[], object], params: Params, readings: Trace
     ) -> Measurements:
         """Yield FLOPs, time per call, and energy and power from each source."""
         counted = count_flops(call)
@@ -172,8 +168,7 @@ class EnergyCase(ModelWorkCase):
             call()
             calls = 0
             with meter.window(self.phase) as window:
-                end = time.monotonic() + params.window_s
-                while time.monotonic() < end:
+                while time.monotonic() < window.start_s + params.window_s:
                     call()
                     calls += 1
             rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
@@ -185,58 +180,47 @@ class EnergyCase(ModelWorkCase):
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
         yield from rows
 
+    def _profile_rows(
+        self, model: nn.Module, call: Callable[[], object], params: Params, readings: Trace
+    ) -> Measurements:
+        """Measure the overhead of each profiling mode, and then profile calls in a window.
 
-def profile(
-    phase: str, model: nn.Module, call: Callable[[], object], params: Params, readings: Trace
-) -> Measurements:
-    """Measure the overhead of each profiling mode, and then profile calls in a window.
+        The deepest mode profiles the layers. Its overhead decides how often the window records a
+        call in detail. The window has at least twelve calls, and detailed calls of each kind.
 
-    The overhead of the deepest mode decides how often the window records a call in detail. The
-    window has at least twelve calls, and at least two of them are detailed in a mode with details.
-
-    Args:
-        phase: Phase of the model, and first word of the scope of each row.
-        model: Model to profile.
-        call: Function that calls the model once.
-        params: Parameters of the energy notebook. The deepest mode in `profiling` profiles the
-            layers.
-        readings: Receiver of all readings of the window.
-
-    Yields:
-        An `overhead` row per mode, and a row that compares the baseline with itself. A `layer_time`
-        row per layer (ms per call), with operations and statistics in the details. A
-        `layer_energy` row per layer and source (J per call), from the layer's share of the time.
-    """
-    modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
-    *_, config = modes.values()
-    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-    rows = [*measure_overhead(model, call, modes, scope=phase, **limits)]
-    yield from rows
-    if config.turns:
-        config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
-    device = next((weight.device for weight in model.parameters()), "cpu")
-    sample_s = config.power_sample_interval_ms / 1e3
-    meter = EnergyMeter(params.sources(), sample_s=sample_s, device=device, trace=readings)
-    synchronize = synchronizer(device)
-    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.turns else 0)
-    calls = 0
-    profiler = LayerProfiler(model, config, trace=readings)
-    with meter, profiler, meter.window(phase) as window:
-        while calls < least or time.monotonic() < window.start_s + params.window_s:
-            begin = time.monotonic()
-            call()
-            synchronize()  # Otherwise, nanolib would time only the launches.
-            ns = round(1e9 * (time.monotonic() - begin))
-            readings.rows["tokens"].append((readings.at_us(begin), ns))
-            calls += 1
-    rows = meter.measurements(window)
-    joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
-    layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
-    whole = sum(sum(layer.calls_ms) for layer in layers)
-    for layer in layers:
-        row = _layer_row(phase, layer, whole)
-        yield row
-        yield from (_energy_row(row, energy, calls) for energy in joules)
+        Yields:
+            An `overhead` row per mode, and a row that compares the baseline with itself. A
+            `layer_time` row per layer (ms per call), with operations in the details. A
+            `layer_energy` row per layer and source (J per call), from the layer's share of the
+            time.
+        """
+        modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
+        limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+        rows = [*measure_overhead(model, call, modes, scope=self.phase, **limits)]
+        yield from rows
+        *_, config = modes.values()
+        if config.turns:
+            config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
+        meter = EnergyMeter(params.sources(), device=self.device, trace=readings)
+        profiler = LayerProfiler(model, config, trace=readings)
+        synchronize, calls = synchronizer(self.device), 0
+        least = max(_MIN_CALLS, 1 + (len(config.turns) - 1) * config.every_kth_token)
+        with meter, profiler, meter.window(self.phase) as window:
+            while calls < least or time.monotonic() < window.start_s + params.window_s:
+                begin = time.monotonic()
+                call()
+                synchronize()  # Otherwise, nanolib would time only the launches.
+                ns = round(1e9 * (time.monotonic() - begin))
+                readings.rows["tokens"].append((readings.at_us(begin), ns))
+                calls += 1
+        rows = meter.measurements(window)
+        joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
+        layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
+        whole_ms = sum(sum(layer.calls_ms) for layer in layers)
+        for layer in layers:
+            row = _layer_row(self.phase, layer, whole_ms)
+            yield row
+            yield from (_energy_row(row, energy, calls) for energy in joules)
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:

@@ -1,33 +1,133 @@
-"""Draw the charts and build the findings of energy, power, operations and profiling overhead."""
+"""Draw the charts, and build the tables and findings of energy, power, operations and overhead."""
+
+from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
-from nanolib.experiments.energy.tables import (
-    ENERGY_COLUMNS,
-    OVERHEAD_COLUMNS,
-    PARTS,
-    energy_table,
-    operation_table,
-    overhead_table,
-)
-from nanolib.measurement import Provenance
+from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import (
-    explain_missing,
-    join_words,
-    of_experiment,
-    pick,
-    why_empty,
-)
+from nanolib.report.overview import explain_missing, join_words, pick, table_of, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    flagged,
+    titles,
+    with_state,
+)
 from nanolib.report.theme import Drawing, empty_chart, hues
 
+_ENERGY = (
+    Column("name", "Model"),
+    Column("phase", "Phase"),
+    Column("seq_len", "Seq len"),
+    Column("source", "Source"),
+    Column("power", "Power, W [range]", "power", ""),
+    Column("idle_power", "Idle, W [range]", "power", "idle"),
+    Column("energy_per_token", "J per token [range]", "energy_per_token"),
+    Column("energy", "Window, J [range]", "energy"),
+    Column("net", "", "net_energy"),
+    Column("tokens_per_second", "Tokens/s"),
+    Column("state", "Provenance"),
+)
+_OVERHEAD = {
+    "name": "Model",
+    "phase": "Phase",
+    "seq_len": "Seq len",
+    "mode": "Mode",
+    "wall_percent": "Wall time, % [interval]",
+    "cpu_percent": "CPU time, % [interval]",
+    "plain_ms": "Baseline, ms",
+    "detailed_ms": "Detailed call, ms",
+    "detailed_every": "Calls per detailed call",
+    "n": "Pairs",
+}
+# The keys are parts of a bar, and the values are operations in the presets, and in models such as
+# Llama, GPT-2 and BERT. Other operations belong to `other`.
+_PARTS = {
+    "attention": "attention_fused rope cache",
+    "projections": "q_proj k_proj v_proj qkv_proj out_proj o_proj c_attn attn.c_proj query key"
+    " value query_key_value attention.output.dense",
+    "MLP": "gate up activation down gate_proj up_proj down_proj act_fn c_fc act mlp.c_proj fc1 fc2"
+    " intermediate.dense intermediate_act_fn output.dense",
+    "norm, embedding, head": "norm embedding head residual embed_tokens wte wpe lm_head"
+    " word_embeddings position_embeddings token_type_embeddings",
+    "gaps": "between",
+    "other": "other",
+}
+_PART_OF = {operation: part for part, names in _PARTS.items() for operation in names.split()}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
-_REPLAYED = "Hollow: replayed from a recording, not a reading of this machine."
+_SUBTITLES = {
+    Provenance.MEASURED: "Measured by a sensor.",
+    Provenance.ESTIMATED: "No power sensor. Hollow: a range estimated from CPU utilization.",
+    Provenance.REPLAYED: "Hollow: replayed from a recording, not a reading of this machine.",
+}
 _NOTHING = Estimate.exact(0.0, "the baseline")
+
+
+@table_of("energy", "phase")
+def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with a line per phase, shape and source. `net` is the energy above idle."""
+    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
+    table = add_metric_columns(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
+    rows = rows.assign(
+        source=rows["method"],
+        of=[details.get("of", "") for details in rows["details"]],
+        scope=rows["scope"].where(rows["scope"] == "idle", ""),
+    )
+    columns = [*CASE, "source", "of", "provenance", "status", "message"]
+    found = rows.loc[rows["metric"] == "energy", columns]
+    table = table.merge(found, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    for name in ("status", "message"):
+        table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
+    table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
+    table = add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"])
+    table = with_state(flagged(table, rows))
+    is_ok, doubts = table["status"] == "ok", table["state"].replace("ok", "")
+    sources = table["provenance"].where(is_ok, "").str.cat(doubts, sep=", ").str.strip(", ")
+    return table.assign(state=sources)
+
+
+def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
+    """Yield a pair for each row of a metric: columns that name the row's case, and the row."""
+    found = pick(rows, metric)
+    for row in found.to_dict("records"):
+        line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
+        case = f"{line['phase'].replace('_', ' ')}, {int(line['seq_len'])} tokens"
+        case += f", {line['name']}" if found["factor.name"].nunique() > 1 else ""
+        yield {"run_id": row["run_id"], **line, "case": case}, row
+
+
+@table_of("energy", "phase")
+def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the time (ms) and the bar segment of each operation in each layer."""
+    lines = []
+    for line, row in _profile_rows(rows, "layer_time"):
+        for name, ms in row["details"].get("operations_ms", {}).items():
+            operation = name if name in _PART_OF else "other"
+            lines.append(line | {"operation": operation, "part": _PART_OF[operation], "ms": ms})
+    return pd.DataFrame(lines)
+
+
+@table_of("energy", "phase")
+def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of profiling overheads by mode, phase and shape, relative to the baseline."""
+    lines = []
+    for line, row in _profile_rows(rows, "overhead"):
+        ends, details = (row["low"], row["estimate"], row["high"]), row["details"]
+        for name, values in (("wall", ends), ("cpu", details["cpu"])):
+            for end, share in zip(("_low", "", "_high"), values, strict=True):
+                line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
+        line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
+        calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
+        lines.append(line | calls | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
+    return pd.DataFrame(lines)
 
 
 def energy_per_token(rows: pd.DataFrame) -> Drawing:
@@ -36,61 +136,57 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
     if table.empty:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
     phase = table["phase"].str.replace("_", " ")
-    estimated = table["provenance"] == Provenance.ESTIMATED
-    low, high = (table[f"energy_per_token_{end}"].map("{:.2g}".format) for end in ("low", "high"))
-    joules = table["energy_per_token"].map(format_number).mask(estimated, low + " to " + high)
-    subtitle = ["Bars: bounds of the power source."]
-    if estimated.any():
-        subtitle.append("No power sensor. Hollow: a range estimated from CPU utilization.")
-    if (table["provenance"] == Provenance.REPLAYED).any():
-        subtitle.append(_REPLAYED)
     data = {
         "series": phase + ", seq len " + table["seq_len"].astype(int).astype(str),
         "panel": table["name"],
         "sure": table["provenance"] == Provenance.MEASURED,
         "hue": phase.map(hues(phase)),
-        "text": joules + " J",
+        "text": [*map(_joules, table.itertuples())],
         "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
     }
     return plot(
         pd.DataFrame(data | point_columns(table, "energy_per_token")),
         "Energy per token",
         "rows",
-        subtitle=subtitle,
+        subtitle=[
+            "Bars: bounds of the power source.",
+            *table["provenance"].map(_SUBTITLES).unique(),
+        ],
         unit="Energy per token (J)",
         log="x",
         fmt=".2~g",
     )
 
 
+def _joules(line: Any) -> str:
+    if line.provenance == Provenance.ESTIMATED:
+        return f"{line.energy_per_token_low:.2g} to {line.energy_per_token_high:.2g} J"
+    return f"{format_number(line.energy_per_token)} J"
+
+
 def power_over_time(rows: pd.DataFrame) -> Drawing:
     """Draw the power in each measurement window and in the preceding idle window."""
-    found = pick(of_experiment(rows, "energy"), "power")
-    parts = []
+    found = pick(rows, "power")
+    lacking = "no sensor measured this machine's power" if len(found) else ""
+    found, parts = found[found["provenance"] != Provenance.ESTIMATED], [pd.DataFrame()]
     for row in found.to_dict("records"):
-        course = row["details"].get("course_s")
-        if not course or row["provenance"] == Provenance.ESTIMATED:
-            continue
+        course = pd.Series(row["details"].get("course_s", []), dtype=float)
         # The work begins when the idle window ends.
-        shift = course[-1] if row["scope"] == "idle" else 0.0
+        shift = course.max() if row["scope"] == "idle" else 0.0
         points = {
             "series": row["scope"].replace("_", " "),
-            "x": [at - shift for at in course],
-            "y": row["details"]["course_w"],
+            "x": course - shift,
+            "y": row["details"].get("course_w", []),
             "sure": row["provenance"] == Provenance.MEASURED,
         }
         parts.append(pd.DataFrame(points | links(row)))
-    if not parts:
-        why = "no sensor measured this machine's power" if len(found) else why_empty(rows, "energy")
-        return empty_chart("Power over time", why)
-    data = pd.concat(parts, ignore_index=True)
-    subtitle = ["Measured by a sensor."] if data["sure"].any() else []
     return plot(
-        data,
+        pd.concat(parts, ignore_index=True),
         "Power over time",
-        subtitle=subtitle if data["sure"].all() else [*subtitle, _REPLAYED],
+        subtitle=found["provenance"].map(_SUBTITLES).unique(),
         unit="Power (W)",
         xunit="Time since the work began (s)",
+        empty=why_empty(rows, "energy", lacking),
     )
 
 
@@ -101,13 +197,13 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
         lacking = "no layer was profiled; set profiling to [deep]"
         return empty_chart("Time by operation", why_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
-    data = data.assign(**links(data))
-    total = data.groupby(["case", "link_run", "link_n", "part"], sort=False)["ms"].sum()
-    total = total.reset_index().rename(columns={"case": "series"})
-    order = total["part"].map([*PARTS].index)
-    total["x"] = total["ms"] / total.groupby("series")["ms"].transform("sum")
+    key = ["case", "run_id", "seq_len", "part"]
+    total = data.groupby(key, sort=False)["ms"].sum().reset_index()
+    total = total.sort_values("part", key=lambda part: part.map([*_PARTS].index), kind="stable")
+    share = total["ms"] / total.groupby("case")["ms"].transform("sum")
+    bars = {"series": total["case"], "part": total["part"], "x": share}
     return plot(
-        total.drop(columns="ms").loc[order.sort_values(kind="stable").index],
+        pd.DataFrame(bars | links(total)),
         f"Time by operation{only}",
         "bars",
         subtitle=[
@@ -124,8 +220,8 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     table = energy_table(rows)
     if table.empty:
         return explain_missing(rows, "energy", "Energy")
-    by = ["name", "seq_len", "source"]
-    costs = drop_missing(table, "energy_per_token").groupby(by, sort=False)
+    known = drop_missing(table, "energy_per_token")
+    costs = known.groupby(["name", "seq_len", "source"], sort=False)
     findings = [_state_energy(*key, group) for key, group in costs]
     if (table["provenance"] == Provenance.ESTIMATED).any():
         why = "no power sensor was found, and estimated ranges allow no comparison"
@@ -151,9 +247,11 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
     for row in group.to_dict("records"):
         scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
         low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
-        energy = Estimate(low, value, high).text(f" {unit}") + f" at {row['power']:.0f} W"
-        if provenance == Provenance.ESTIMATED:
-            energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
+        ends = (format_number(end, low, high) for end in (low, high))
+        energy = f"{' to '.join(ends)} {unit}"
+        if provenance != Provenance.ESTIMATED:
+            watts = Estimate.of(row, "power").text(" W")
+            energy = f"{Estimate(low, value, high).text(f' {unit}')} at {watts}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
@@ -193,8 +291,8 @@ SECTION = Section(
         "power_over_time": power_over_time,
     },
     {
-        "Energy, power and time": CaseTable(energy_table, ENERGY_COLUMNS),
-        "Profiling overhead": CaseTable(overhead_table, OVERHEAD_COLUMNS),
+        "Energy, power and time": CaseTable(energy_table, titles(_ENERGY)),
+        "Profiling overhead": CaseTable(overhead_table, _OVERHEAD),
     },
     verdict,
 )

@@ -11,7 +11,6 @@ from nanolib.config import NanoConfig
 from nanolib.experiments.fp8.small_decoder import TRAINED, ParityCase
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
-from nanolib.experiments.model.look import random_ids
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.machine import resolve_device
@@ -198,12 +197,13 @@ class SpeedCase(ModelWorkCase):
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
         model = self.model_case.build(params.seed)
-        ids = random_ids(self, params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
-            rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids[:, :-1]))
+            ids = self.model_case.random_ids(params.seed)[:, :-1]
+            rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids))
             yield self.converted_share(model, rows)
-        step, counted = self.model_case.step(model, ids), self.model_case.counted(run=True)
+        step = self.model_case.step(params.seed, model)
+        counted = self.model_case.counted(run=True)
         call = step.call
         if self.precision == "tf32":
             # The process times other cases too, so each call sets and resets tf32.

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.determinism import determinism_rows
-from nanolib.experiments.model.look import (
-    Counted,
-    count_by_formula,
-    count_by_running,
-    look_at,
-    random_ids,
+from nanolib.experiments.model.look import Counted, count_by_formula, count_by_running, look_at
+from nanolib.experiments.model.steps import (
+    Generating,
+    Inferring,
+    Step,
+    Training,
+    determinism_rows,
 )
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
@@ -34,6 +33,9 @@ from nanolib.numbers import MIB
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, breakdown_rows, memory_rows, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
+
+# A user's code gets ids below this number, because nanolib does not know the code's vocabulary.
+_MOST_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ class ModelCase(Case):
         return self.own and runs_code(self.preset)
 
     @property
-    def config(self) -> NanoConfig:
-        """Return the configuration of a preset's model."""
+    def config(self) -> Any:
+        """Return the configuration of the text model, or None for a user's code."""
+        if self.runs_code:
+            return None
+        if self.own:
+            return hugging_face_config(self.preset, self.overrides).get_text_config()
         changes = {"attention_type": self.attention_type, "dtype": self.dtype}
         return NanoConfig.from_preset(self.preset, **self.overrides | changes)
 
@@ -78,9 +84,7 @@ class ModelCase(Case):
         """Return the context length of the model in tokens, or None if the length is not known."""
         if self.runs_code:
             return None
-        if self.own:
-            return context_length(hugging_face_config(self.preset, self.overrides))
-        return self.config.context_length
+        return context_length(self.config) if self.own else self.config.context_length
 
     @property
     def item(self) -> int:
@@ -93,32 +97,39 @@ class ModelCase(Case):
             return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
         return create_model(self.config, self.device, seed)
 
+    def random_ids(self, seed: int) -> Tensor:
+        """Draw random token ids, int64, shape [batch_size, seq_len + 1].
+
+        The ids are below 256 and below the size of the vocabulary, if nanolib knows this size.
+        """
+        tokens = min(_MOST_TOKENS, getattr(self.config, "vocab_size", _MOST_TOKENS))
+        shape, generator = (self.batch_size, self.seq_len + 1), torch.Generator().manual_seed(seed)
+        return torch.randint(tokens, shape, generator=generator).to(self.device)
+
+    def step(self, seed: int | None = None, model: nn.Module | None = None) -> Step:
+        """Build the calls whose time and memory are measured.
+
+        Args:
+            seed: Seed of the weights and of the token ids, or None for any values.
+            model: Model of the case, or None to build the model.
+        """
+        model = self.build(seed) if model is None else model
+        ids = self.random_ids(seed or 0)
+        if self.mode == "training":
+            return Training(model, ids, self.optimization)
+        if self.mode == "generation":
+            return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
+        return Inferring(model, ids[:, :-1], self.optimization)
+
     def not_planned(self) -> str:
         """Return why the memory cannot be planned, or an empty string."""
         if self.own:
             return ""
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
         if self.attention_type == "flex":
             return UNCOUNTED
+        options = attention.shared_options(self.attention_type, self.config.attention_options)
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
         return "" if known else "the mask depends on the input"
-
-    def no_ids(self) -> Tensor:
-        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
-        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
-
-    @property
-    def position(self) -> int:
-        """Return the number of tokens in the cache before the call whose FLOPs nanolib counts.
-
-        nanolib counts the first decoding step, after the prompt.
-        """
-        return self.seq_len if self.mode == "generation" else 0
-
-    @property
-    def model_case(self) -> Self:
-        """Return this case, which is already a `ModelCase`."""
-        return self
 
     @property
     def planned_as(self) -> Self:
@@ -160,17 +171,6 @@ class ModelCase(Case):
         """Plan the peak memory without running the case."""
         return look_at(self.planned_as).plan
 
-    def at_depth(self, layers: str, depth: int) -> Step:
-        """Build the calls of a model with `depth` blocks.
-
-        Args:
-            layers: Name of the option for the number of blocks.
-            depth: Number of blocks, or 0 to leave the option as it is.
-        """
-        overrides = self.overrides | ({layers: depth} if depth else {})
-        model = replace(self, overrides=overrides).build()
-        return self.step(model, self.no_ids())
-
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict the work and the time of a call by formula, without planning memory.
 
@@ -190,19 +190,6 @@ class ModelCase(Case):
         latency = roofline_ms(counted.flops, counted.bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
-    def step(self, model: nn.Module, ids: Tensor) -> Step:
-        """Build the calls whose time and memory are measured.
-
-        Args:
-            model: Model of the case.
-            ids: Token ids, int64, shape [batch_size, seq_len + 1].
-        """
-        if self.mode == "training":
-            return Training(model, ids, self.optimization)
-        if self.mode == "generation":
-            return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
-        return Inferring(model, ids[:, :-1], self.optimization)
-
     @property
     def title(self) -> str:
         """Return the optimization and the dtype, which differ within a group."""
@@ -218,40 +205,38 @@ class ModelCase(Case):
         count = self.counted(run=True).count
         predicted = self.predict(ceilings)
         model = self.build(params.seed)
-        sizes = {
-            "parameters": sum(weight.numel() for weight in model.parameters()),
-            "weight_memory": storage_bytes(model.parameters()) / MIB,
-        }
-        for metric, size in sizes.items():
-            yield exact(metric, size, method="count", predicted=predicted[metric])
-        ids = random_ids(self, params.seed)
-        step = self.step(model, ids)
+        size, memory = sum(x.numel() for x in model.parameters()), storage_bytes(model.parameters())
+        for metric, value in (("parameters", size), ("weight_memory", memory / MIB)):
+            yield exact(metric, value, method="count", predicted=predicted[metric])
+        step = self.step(params.seed, model)
         # A training step changes the weights, so the comparison comes before the timing.
         yield from step.against_eager(self.optimization)
-        flops, scope = int(predicted["flops"]), {"scope": step.scope}
+        row, flops = partial(exact, scope=step.scope), int(predicted["flops"])
         if count is None and isinstance(step, Inferring):
             count = count_flops(partial(step.result, step.eager))
-        yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
+        yield row("flops", flops, method="kept", message=count.message if count else "")
         if count:
-            yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)
+            yield row("flops", count.full, predicted=flops, method="flop_counter")
         if self.optimization == "checkpoint" and isinstance(step, Training):
-            yield exact("flops", count_flops(step).kept, method="computed", **scope)
-        yield exact("bytes", predicted["bytes"], **scope)
-        if isinstance(step, Generating):
-            yield from step.measure_prompt(params, self.device)
-        timed = yield params.timed(self.device, step.phases, total=step.scope)
-        whole = replace(timed.pop(step.scope), predicted=predicted.get("latency"))
-        yield from (*timed.values(), whole)
-        yield from rate_rows(whole, flops, self.dtype, ceilings)
-        yield rate("tokens_per_second", step.tokens, whole)
+            yield row("flops", count_flops(step).kept, method="computed")
+        yield row("bytes", predicted["bytes"])
+        for work in step.workloads():
+            if isinstance(work, Generating):  # A new length of the cache may compile kernels.
+                work.generation.all_tokens()
+            timed = yield params.timed(self.device, work.phases, total=work.scope)
+            expected = predicted.get("latency") if work is step else None
+            whole = replace(timed.pop(work.scope), predicted=expected)
+            yield from (*timed.values(), whole)
+            if work is step:
+                yield from rate_rows(whole, flops, self.dtype, ceilings)
+            yield rate("tokens_per_second", work.tokens, whole)
         for work in step.workloads():
             # The trace comes first, because compiled code does not run under a memory counter.
             trace(work, self, params)
             yield from self.measure_memory(work)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
-        is_eager = self.optimization == "eager" and self.attention_type != "flex"
-        if is_first and is_eager:
-            yield from determinism_rows(model, ids[:, :-1])
+        if is_first and self.is_baseline and self.attention_type != "flex":
+            yield from determinism_rows(model, step.ids)
 
     def measure_memory(self, work: Step) -> list[Measurement]:
         """Measure the peak memory of a call, with its parts if the counter sees all tensors."""
@@ -265,15 +250,12 @@ class ModelWorkCase(Case):
     """Case with the calls and the memory plan of a `ModelCase`. Subclasses define `model_case`."""
 
     @property
-    def attention(self) -> str:
-        """Return the attention type of a preset, or `own` for a user's model."""
-        is_own = self.preset not in PRESETS
-        return "own" if is_own else self.overrides.get("attention_type", "dense")
-
-    @property
     def shape(self) -> tuple[Any, ...]:
         """Return the values of the first fields of a `ModelCase`, up to `dtype`."""
-        named = (self.device, self.name, self.preset, self.overrides, self.attention)
+        kind = "own"
+        if self.preset in PRESETS:
+            kind = self.overrides.get("attention_type", "dense")
+        named = (self.device, self.name, self.preset, self.overrides, kind)
         return (*named, self.seq_len, self.batch_size, self.dtype)
 
     @property

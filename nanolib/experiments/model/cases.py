@@ -1,14 +1,13 @@
 """Define the parameters and cases of the model notebook, and parameters for your own models."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
@@ -23,19 +22,6 @@ from nanolib.models.user import (
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.peaks_case import ceiling_cases
-
-
-def preset_or_model(name: str) -> str:
-    """Return `name` if it names a preset or a model of your own.
-
-    Raises:
-        BadInput: The preset does not exist, or the syntax of the name is not valid.
-    """
-    if ":" in name:
-        return check_name(name)
-    NanoConfig.from_preset(name)
-    return name
-
 
 _LONGEST_NAME = 60  # Longer lists of overrides do not fit into a chart's legend.
 
@@ -97,8 +83,8 @@ class OwnModelParams(shared.Params):
             BadInput: The model does not exist.
         """
         if runs_code(self.model):
-            known = [case.model_case.planned_as for case in cases if hasattr(case, "model_case")]
-            look_at_code(self.model, known)
+            wanted = (getattr(case, "model_case", case) for case in cases if case.runs_code)
+            look_at_code(self.model, [case.planned_as for case in wanted])
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> None:
@@ -190,28 +176,23 @@ def cases(params: Params) -> list[Case]:
     """List the cases: peak rates, and each model in each mode."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
-    kinds = ["own"] if params.model else params.attention_types
-    for (preset, overrides), kind, dtype in product(params.models(), kinds, params.dtypes):
-        found += _model_cases(params, device, preset, overrides, kind, dtype)
-    return found
-
-
-def _model_cases(
-    params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
-) -> Iterator[ModelCase]:
     shapes = [*product(params.seq_lens, params.batch_sizes)]
     longest = product([max(params.seq_lens)], params.generation_batch_sizes)
     uses = {"inference": shapes}
     if params.train:
         uses["training"] = shapes
     if params.new_tokens:
-        uses["generation"] = dict.fromkeys([*shapes, *longest])
-    for mode, shapes in uses.items():
-        eager = ["eager"] if mode == "generation" else []
-        new_tokens = params.new_tokens if mode == "generation" else 0
-        for optimization in dict.fromkeys([*eager, *params.optimizations]):
-            if not applies(optimization, mode, dtype):
-                continue
-            model = (device, model_name(preset, overrides, optimization), preset, overrides, kind)
-            for shape in shapes:
-                yield ModelCase(*model, *shape, dtype, mode, optimization, new_tokens)
+        uses["generation"] = [*dict.fromkeys([*shapes, *longest])]
+    kinds = ["own"] if params.model else params.attention_types
+    models = product(params.models(), kinds, params.dtypes, uses)
+    for (preset, overrides), kind, dtype, mode in models:
+        eager, new_tokens = [], 0
+        if mode == "generation":
+            eager, new_tokens = ["eager"], params.new_tokens
+        optimizations = dict.fromkeys([*eager, *params.optimizations])
+        for optimization, shape in product(optimizations, uses[mode]):
+            if applies(optimization, mode, dtype):
+                name = model_name(preset, overrides, optimization)
+                model = (device, name, preset, overrides, kind, *shape, dtype)
+                found.append(ModelCase(*model, mode, optimization, new_tokens))
+    return found

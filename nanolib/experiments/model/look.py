@@ -1,29 +1,23 @@
 """Find the memory, FLOPs and memory traffic of a model at one shape, on tensors without data."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nanolib.config import PRESETS, NanoConfig
-from nanolib.measurement import Unsupported, one_line
+from nanolib.experiments.model.steps import Step
+from nanolib.measurement import MemoryKind, Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.models import attention
-from nanolib.models.user import (
-    hugging_face_config,
-    layers_field,
-    resolve,
-    runs_code,
-    silent,
-)
+from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
 from nanolib.run.process import Died, call_in_process
@@ -32,30 +26,6 @@ from nanolib.torch_internals import TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0
-# A user's code gets ids below this number, because nanolib does not know the code's vocabulary.
-_MOST_TOKENS = 256
-
-
-def random_ids(case: Any, seed: int) -> Tensor:
-    """Draw random token ids for a case.
-
-    Args:
-        case: A case with `preset`, `overrides`, `batch_size`, `seq_len` and `device`.
-        seed: Seed of the ids.
-
-    Returns:
-        Token ids below 256 and below the size of the vocabulary, if nanolib knows this size. The
-        ids are int64, shape [batch_size, seq_len + 1].
-    """
-    tokens = _MOST_TOKENS
-    if case.preset in PRESETS:
-        tokens = NanoConfig.from_preset(case.preset, **case.overrides).vocab_size
-    elif not runs_code(case.preset):
-        config = hugging_face_config(case.preset, case.overrides).get_text_config()
-        tokens = getattr(config, "vocab_size", tokens)
-    shape, generator = (case.batch_size, case.seq_len + 1), torch.Generator().manual_seed(seed)
-    ids = torch.randint(min(tokens, _MOST_TOKENS), shape, generator=generator)
-    return ids.to(case.device)
 
 
 @dataclass(frozen=True)
@@ -111,15 +81,18 @@ def without_data(own: bool) -> Iterator[None]:
     """Create tensors without data in the `with` statement, and discard what the model prints.
 
     Args:
-        own: Whether the model is a user's model. Only such a model may have experts.
+        own: Whether the model is a user's model. Only such a model may print or have experts.
     """
-    experts = _ProductsOfExperts() if own else contextlib.nullcontext()
-    one_sequence = contextlib.nullcontext()
-    if own and "transformers" in sys.modules:
-        # Without data, `transformers` assumes several sequences per row. A run has no such mask.
-        name = "transformers.masking_utils.find_packed_sequence_indices"
-        one_sequence = mock.patch(name, lambda position_ids: None)
-    with fake_tensors(), experts, one_sequence, silent():
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(fake_tensors())
+        contexts.enter_context(silent())
+        if own:
+            contexts.enter_context(_ProductsOfExperts())
+            contexts.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        if own and "transformers" in sys.modules:
+            # Without data, `transformers` assumes several sequences per row. A run has no such mask.
+            name = "transformers.masking_utils.find_packed_sequence_indices"
+            contexts.enter_context(mock.patch(name, lambda position_ids: None))
         yield
 
 
@@ -194,11 +167,16 @@ def recorded(case: Any) -> StackMemory:
 
     A user's code must not depend on the batch size, because nanolib records a large batch.
     """
-    case = replace(case, name="", batch_size=FOLLOWED_BATCH)
+    case = replace(case, batch_size=FOLLOWED_BATCH)
     if case.case_id not in _STACKS:
         layers, depth = blocks_of(case)
+
+        def at(depth: int) -> Step:
+            overrides = case.overrides | ({layers: depth} if layers else {})
+            return replace(case, overrides=overrides).step()
+
         with without_data(case.own):
-            _STACKS[case.case_id] = StackMemory(depth, partial(case.at_depth, layers))
+            _STACKS[case.case_id] = StackMemory(depth, at)
     return _STACKS[case.case_id]
 
 
@@ -236,32 +214,34 @@ def count_by_running(case: Any) -> Counted:
 
 
 def _count(case: Any) -> Counted:
-    model = case.build()
-    weights = list(model.parameters())
     # nanolib counts the eager call, because recomputed FLOPs do not count and autocast adds no FLOPs.
-    step = replace(case, optimization="eager").step(model, case.no_ids())
-    cache = step.filled() if case.position else []
+    step = replace(case, optimization="eager").step()
+    weights, decodes = list(step.model.parameters()), case.mode == "generation"
+    cache = []
+    if decodes:  # nanolib counts the first token after the prompt.
+        step.generation.prefill()
+        cache = step.kinds()[MemoryKind.CACHE]
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step)
     count = sum(weight.numel() for weight in weights)
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
     moved = _elements_moved(case.mode, count, learning) * case.item
-    return Counted(count, flops.kept, reads.bytes if case.position else moved, flops)
+    return Counted(count, flops.kept, reads.bytes if decodes else moved, flops)
 
 
 def count_by_formula(case: Any) -> Counted:
     """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
     options = attention.shared_options(config.attention_type, config.attention_options)
-    length = 1 if case.position else case.seq_len
-    lengths = length, case.position + length
+    decodes = case.mode == "generation"
+    lengths = (1, case.seq_len + 1) if decodes else (case.seq_len, case.seq_len)
     mask = {"causal": True, "options": options, "heads": config.num_heads}
     # If the mask depends on the input, all causal pairs count.
     found = attention.work(config.attention_type, *lengths, **mask)
     kept = (found or attention.work("dense", *lengths, causal=True)).kept
-    parts = model_flops(config, case.batch_size, length, kept)
+    parts = model_flops(config, case.batch_size, lengths[0], kept)
     moved = _elements_moved(case.mode, weights, weights)
-    if case.position:
+    if decodes:
         # A token attends to itself too, but its own key is not in the cache yet.
         keys = round((kept - 1) * config.kv_heads)
         cached = 2 * config.num_layers * case.batch_size * keys * config.head_dim

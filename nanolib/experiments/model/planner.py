@@ -9,13 +9,14 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import ByteSize, Field, field_validator, model_validator
 
-from nanolib.config import DTYPES, PRESETS
+from nanolib.config import DTYPES, PRESETS, NanoConfig
 from nanolib.experiments.model.case import ModelCase
-from nanolib.experiments.model.cases import check_hugging_face, preset_or_model
+from nanolib.experiments.model.cases import check_hugging_face
 from nanolib.experiments.model.look import blocks_of, recorded
 from nanolib.measurement import MemoryKind, Unsupported
 from nanolib.meters.memory import why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
+from nanolib.models.user import check_name
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.timeout import planning_time_limit
@@ -49,7 +50,13 @@ class Request(StrictModel):
     ranks: int = Field(1, gt=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
-    _model = field_validator("model")(preset_or_model)
+    @field_validator("model")
+    @classmethod
+    def _is_preset_or_own(cls, name: str) -> str:
+        if ":" in name:
+            return check_name(name)
+        NanoConfig.from_preset(name)
+        return name
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -76,11 +83,11 @@ class Request(StrictModel):
         """Describe the dtypes, the shape and the memory of the request."""
         precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
         cache = f", cache in {self.kv_dtype}" if self.kv_dtype else ""
-        shape = f"{self.batch_size} × {self.seq_len} tokens"
-        memory = f"memory {format_bytes(self.memory)}"
+        ranks, each = "", ""
         if self.ranks > 1:
-            shape, memory = f"{shape} over {self.ranks} ranks (FSDP, modelled)", f"{memory} each"
-        return f"{precision}{cache}, {shape}, {memory}"
+            ranks, each = f" over {self.ranks} ranks (FSDP, modelled)", " each"
+        shape = f"{self.batch_size} × {self.seq_len} tokens{ranks}"
+        return f"{precision}{cache}, {shape}, memory {format_bytes(self.memory)}{each}"
 
     @property
     def case(self) -> ModelCase:
@@ -92,19 +99,19 @@ class Request(StrictModel):
             options = {"context_length": max(context, self.seq_len)} | options
             kind = options.get("attention_type", "dense")
         shape = (self.seq_len, self.batch_size, self.dtype or "float32")
-        return ModelCase("cpu", self.model, self.model, options, kind, *shape, "inference")
+        return ModelCase("cpu", "", self.model, options, kind, *shape, "inference")
 
     def case_of(self, use: str, length: int) -> ModelCase:
         """Return the case of a use with `length` tokens per sequence."""
         mode, *optimizations = USES[use]
-        case = replace(self.case, mode=mode, optimization=optimizations[self.is_mixed])
+        changes = {"mode": mode, "optimization": optimizations[self.is_mixed], "seq_len": length}
         if mode == "training" and self.is_mixed:
-            return replace(case, seq_len=length, dtype="float32")
-        if mode != "generation":
-            return replace(case, seq_len=length)
-        # Windows of the package transformers keep the whole prompt until the first token.
-        new_tokens = 2 if self.model.startswith("hf:") else 1
-        return replace(case, seq_len=length - 1, new_tokens=new_tokens)
+            changes["dtype"] = "float32"
+        if mode == "generation":
+            # Windows of the package transformers keep the whole prompt until the first token.
+            new_tokens = 2 if self.model.startswith("hf:") else 1
+            changes |= {"seq_len": length - 1, "new_tokens": new_tokens}
+        return replace(self.case, **changes)
 
     @property
     def contexts(self) -> list[int]:
@@ -115,7 +122,7 @@ class Request(StrictModel):
         """
         most = min(max(self.seq_len, self.case.context_length or 0), _LONGEST)
         power = 1 << most.bit_length() - 1
-        return sorted({self.seq_len, *(power // part for part in (4, 1) if power >= part)})
+        return sorted({self.seq_len, power, power // 4 or power})
 
 
 @dataclass(frozen=True)
@@ -213,41 +220,43 @@ def _scopes(
         Unsupported: FSDP cannot share the model.
     """
     case = request.case_of(name, length)
-    item = getattr(torch, request.kv_dtype or case.dtype).itemsize
-
-    def stored(whole: MemoryBreakdown) -> MemoryBreakdown:
-        parts = {
-            part: size * item // case.item if part.kind == MemoryKind.CACHE else size
-            for part, size in whole.parts.items()
-        }
-        return _one_rank(MemoryBreakdown(parts), depth, request.ranks)
-
     depth = blocks_of(case)[1]
     if request.ranks > 1 and not depth:
         raise Unsupported(f"FSDP needs equal blocks, and nanolib finds none in {request.model}")
     found = recorded(case).breakdowns(batch // request.ranks)
-    return {scope: [*map(stored, sections)] for scope, sections in found.items()}
+    return {
+        scope: [_one_rank(each, request, case, depth) for each in sections]
+        for scope, sections in found.items()
+    }
 
 
-def _one_rank(whole: MemoryBreakdown, depth: int, ranks: int) -> MemoryBreakdown:
+def _one_rank(
+    whole: MemoryBreakdown, request: Request, case: ModelCase, depth: int
+) -> MemoryBreakdown:
     """Return the memory of one FSDP rank: its share of the model, and the weights in use.
 
     FSDP gathers the weights of the current block and of the next block, and of all modules outside
     the blocks. It scatters the gradients of a block after the block's backward pass.
     """
-    if ranks == 1:
-        return whole
-    weights = [(part, size) for part, size in whole.parts.items() if part.kind in _SHARDED[:1]]
-    outside = sum(size for part, size in weights if ".*" not in part.module)
-    block = (sum(size for _, size in weights) - outside) // depth
-    parts = {
-        part: -(-size // ranks) if part.kind in _SHARDED else size
-        for part, size in whole.parts.items()
-    }
-    parts[Part(MemoryKind.GATHERED)] = outside + min(2, depth) * block
-    if MemoryKind.GRADIENTS in whole.by_kind:
-        scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
-        parts[scattered] = outside + block
+    ranks, item = request.ranks, getattr(torch, request.kv_dtype or case.dtype).itemsize
+    parts = dict(whole.parts)
+    for part, size in whole.parts.items():
+        if part.kind == MemoryKind.CACHE:
+            parts[part] = size * item // case.item
+        if part.kind in _SHARDED:
+            parts[part] = -(-size // ranks)
+    if ranks > 1:
+        weights = whole.by_kind[MemoryKind.WEIGHTS]
+        outside = sum(
+            size
+            for part, size in whole.parts.items()
+            if part.kind == MemoryKind.WEIGHTS and ".*" not in part.module
+        )
+        block = (weights - outside) // depth
+        parts[Part(MemoryKind.GATHERED)] = outside + min(2, depth) * block
+        if MemoryKind.GRADIENTS in whole.by_kind:
+            scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
+            parts[scattered] = outside + block
     return MemoryBreakdown(parts)
 
 

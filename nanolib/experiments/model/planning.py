@@ -49,15 +49,21 @@ class MemoryPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON types, with sizes in bytes."""
-        uses = []
-        for use in self.uses:
-            found = {"use": use.name, "refused": use.refused, "memory": use.memory}
-            found |= {"largest_batches": use.batches, "fits": use.fits}
-            found |= {"bytes": use.breakdown.peak, "kinds": use.breakdown.by_kind}
-            parts = use.breakdown.parts.items()
-            uses.append(
-                found | {"parts": [part._asdict() | {"bytes": size} for part, size in parts]}
-            )
+        uses = [
+            {
+                "use": use.name,
+                "refused": use.refused,
+                "memory": use.memory,
+                "largest_batches": use.batches,
+                "fits": use.fits,
+                "bytes": use.breakdown.peak,
+                "kinds": use.breakdown.by_kind,
+                "parts": [
+                    part._asdict() | {"bytes": size} for part, size in use.breakdown.parts.items()
+                ],
+            }
+            for use in self.uses
+        ]
         return {"title": self.title, "sentences": self.sentences, "uses": uses}
 
     def __str__(self) -> str:

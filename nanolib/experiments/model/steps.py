@@ -1,5 +1,7 @@
-"""Define the calls of a model: a forward pass, a training step, and generation."""
+"""Define the calls of a model, such as a training step, and compare what the calls compute."""
 
+import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
@@ -7,39 +9,43 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import Measurements, MemoryKind, exact
-from nanolib.meters.ceilings import rate
+from nanolib.measurement import Measurements, MemoryKind, Unsupported, exact
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
 from nanolib.models.training import next_token_loss
 from nanolib.models.user import logits_of
-from nanolib.run.case import Measuring, compile_row, timed_call_ms
+from nanolib.run.case import compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
+
+# nanolib compares the logits at this many last positions of each sequence.
+_POSITIONS = 8
 
 
 class Step(Workload):
     """Call that a measurement repeats.
 
+    Args:
+        model: Model to call.
+        ids: Tokens, int64, shape [batch, length], or [batch, length + 1] for training.
+        optimization: Key of `OPTIMIZATIONS`.
+
     Attributes:
         scope: Scope of the rows about the whole call.
         compared: Name of the result that nanolib compares with the result of the eager model.
-        model: Model to call.
-        ids: Input of the model, int64, shape [batch, length], or [batch, length + 1] for training.
         phases: Parts of the call by scope, in the order in which the parts run.
         tokens: Number of tokens that a call reads or generates.
         eager: Argument of `result` without the optimization.
         optimized: Argument of `result` with the optimization.
     """
 
-    scope: str
     compared: ClassVar[str]
-    model: nn.Module
-    ids: Tensor
     phases: dict[str, Callable[[], object]]
-    tokens: int
-    eager: Any
-    optimized: Any
+
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
+        self.model, self.ids, self.tokens = model, ids, ids.numel()
+        self.eager = logits_of(model)
+        self.optimized = optimize(optimization, model, self.eager, ids)
 
     def __call__(self) -> None:
         """Run all phases in order."""
@@ -83,22 +89,13 @@ class Step(Workload):
 
 
 class Inferring(Step):
-    """Forward pass without gradients.
-
-    Args:
-        model: Model to call. The step sets the model to evaluation mode.
-        ids: Tokens, int64, shape [batch, length].
-        optimization: Key of `OPTIMIZATIONS`.
-    """
+    """Forward pass without gradients, in evaluation mode."""
 
     scope, compared = "inference", "logits"
 
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
-        self.model, self.ids = model.eval(), ids
-        self.eager = logits_of(model)
-        self.optimized = optimize(optimization, model, self.eager, ids)
+        super().__init__(model.eval(), ids, optimization)
         self.phases = {self.scope: partial(self.result, self.optimized)}
-        self.tokens = ids.numel()
 
     @torch.no_grad()  # torchao's FP8 with a scale per row fails in inference_mode.
     def result(self, forward: Any) -> Any:
@@ -107,20 +104,12 @@ class Inferring(Step):
 
 
 class Training(Step):
-    """Forward pass, backward pass and step of AdamW.
-
-    Args:
-        model: Model to train. The step sets the model to training mode.
-        ids: Tokens, int64, shape [batch, length + 1].
-        optimization: Key of `OPTIMIZATIONS`.
-    """
+    """Forward pass, backward pass and step of AdamW, in training mode."""
 
     scope, compared = "training_step", "loss"
 
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
-        self.model, self.ids = model.train(), ids
-        self.eager = logits_of(model)
-        self.optimized = optimize(optimization, model, self.eager, ids[:, :-1])
+        super().__init__(model.train(), ids, optimization)
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         self._loss = torch.zeros(())
         self.phases = {
@@ -128,7 +117,7 @@ class Training(Step):
             "backward": self.backward,
             "optimizer_step": self.optimizer_step,
         }
-        self.tokens = ids[:, :-1].numel()
+        self.tokens = ids[:, 1:].numel()
 
     def forward(self) -> None:
         """Compute the loss."""
@@ -168,7 +157,7 @@ class Generating(Step):
     """Generation: the model reads a prompt at once, and then generates tokens one by one.
 
     Args:
-        model: Model to call. The step sets the model to evaluation mode.
+        model: Model to call, in evaluation mode.
         prompt: Tokens, int64, shape [batch, length].
         new_tokens: Number of tokens to generate before decoding restarts at the end of the prompt.
         optimization: Optimization of decoding, `eager` or `cuda_graph`.
@@ -194,19 +183,6 @@ class Generating(Step):
         """Generate all new tokens, and return the cache as one vector."""
         forward.all_tokens()
         return torch.cat([x.flatten() for x in forward.cache.tensors])
-
-    def filled(self) -> list[Tensor]:
-        """Read the prompt and return the tensors of the filled cache."""
-        self.generation.prefill()
-        return self.generation.tensors[:-2]
-
-    def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prefill, and then generate all tokens to compile kernels before the next timing."""
-        prefill = self.generation.prefill
-        timed = yield params.timed(device, {"prefill": prefill})
-        yield timed["prefill"]
-        yield rate("tokens_per_second", self.ids.numel(), timed["prefill"])
-        self.generation.all_tokens()
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return the weights, the cache, the prompt and the last token, by `MemoryKind`."""
@@ -234,8 +210,70 @@ class _Prefill(Step):
     def __init__(self, whole: Generating) -> None:
         self.model, self.generation, self.kinds = whole.model, whole.generation, whole.kinds
         self.phases = {self.scope: self.generation.prefill}
+        self.tokens = whole.ids.numel()
 
     def first(self) -> None:
         """Read the prompt and empty the cache, so that only the masks of the prompt remain."""
         self.generation.prefill()
         self.generation.forget()
+
+
+def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
+    """Compare logits between two runs, between batch sizes, and between prefill and decode.
+
+    Args:
+        model: Model in evaluation mode.
+        ids: Tokens, int64, shape [batch, length]. nanolib splits each sequence into two sequences,
+            because the comparison of batch sizes needs at least two.
+
+    Yields:
+        Rows of `ulp_difference` and `greedy_agreement` for the last positions, by scope.
+    """
+    length = ids.shape[1] // 2
+    if (positions := min(_POSITIONS, length - 1)) < 1:
+        return
+    ids = ids[:, : 2 * length].reshape(-1, length)
+    with contextlib.suppress(Unsupported):  # Not every model has a cache and finite logits.
+        batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
+        yield from _compared("run_to_run", batch, _read(model, ids, positions))
+        yield from _compared("batch", alone, batch[:1])
+        yield from _compared("decode", alone, _decode(model, ids[:1], positions))
+
+
+@torch.no_grad()
+def _read(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
+    """Compute the last positions' logits in one pass, shape [batch, positions, vocab_size]."""
+    logits = logits_of(model)(ids)
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
+        raise Unsupported("the model returns no logits of shape [batch, length, vocab_size]")
+    return logits[:, -positions:].cpu()
+
+
+def _decode(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
+    """Compute the last positions' logits token by token, shape [batch, positions, vocab_size]."""
+    generation, logits = generation_of(model, ids[:, :-positions], positions), []
+    generation.prefill()
+    for position in range(-positions, 0):
+        generation.token = ids[:, position]
+        logits.append(generation.next_logits())
+    return torch.stack(logits, dim=1).cpu()
+
+
+def _compared(scope: str, some: Tensor, others: Tensor) -> Measurements:
+    """Compare the logits of the same positions, floating-point, shape [..., vocab_size].
+
+    The unit of the difference is the unit in the last place (ULP) of the largest logit at a
+    position, because the ULP of a logit near zero is tiny.
+
+    Raises:
+        Unsupported: A logit is not finite.
+    """
+    exponent = torch.maximum(some.abs(), others.abs()).amax(dim=-1, keepdim=True).frexp().exponent
+    unit = torch.finfo(some.dtype).eps * 2.0 ** (exponent - 1)
+    ulps = ((some.double() - others.double()).abs() / unit).max().item()
+    if not math.isfinite(ulps):
+        raise Unsupported("a logit is not finite")
+    agreement = (some.argmax(dim=-1) == others.argmax(dim=-1)).double().mean().item()
+    row = {"scope": scope, "method": f"logits of the last {some.shape[1]} positions"}
+    yield exact("ulp_difference", ulps, **row)
+    yield exact("greedy_agreement", agreement, **row)

@@ -102,9 +102,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-def _shape(table: pd.DataFrame) -> pd.Series:
-    batches = table["batch_size"].astype(int).astype(str)
-    return table["attention_type"] + ", " + batches + ", " + table["dtype"]
+def _shape(table: pd.DataFrame) -> list[str]:
+    lines = table.itertuples()
+    return [f"{line.attention_type}, {line.batch_size:.0f}, {line.dtype}" for line in lines]
 
 
 @table_of("model", "mode")
@@ -119,15 +119,12 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         `label`. Each part has a kind of memory, a module, an operation, a line of code and a size
         in bytes. `label` is the name with the attention type and the dtype if they vary.
     """
-    found = pick(rows, "peak_memory")
-    if found.empty:
-        return found
-    found = found.rename(columns=lambda name: name.removeprefix("factor."))
+    found = pick(rows, "peak_memory").rename(columns=lambda name: name.removeprefix("factor."))
     found = found.assign(
         parts=[details.get("parts") for details in found["details"]],
         trains=found["scope"] == "training_step",
     )
-    found = found[found["parts"].notna() & found["optimization"].isin(["eager", None])]
+    found = found[found["parts"].notna() & (found["optimization"] == "eager")]
     found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
     found = found.drop_duplicates(MODEL[1:])
     label = found["name"]
@@ -162,8 +159,8 @@ def largest_parts(parts: list[list[Any]]) -> pd.DataFrame:
         and `share` of the peak.
     """
     table = pd.DataFrame(parts, columns=["kind", "module", "operation", "line", "size"])
-    table["by"] = table["line"].where(table["line"] != "", table["operation"])
-    table["by"] = table["by"].str.removeprefix("aten::")
+    operation = table["operation"].str.removeprefix("aten::")
+    table["by"] = table["line"].where(table["line"] != "", operation)
     table["share"] = (table["size"] / table["size"].sum()).map("{:.0%}".format)
     columns = ["kind", "module", "by", "size", "share"]
     return table.nlargest(_MOST_PARTS, "size")[columns].replace("", "—")

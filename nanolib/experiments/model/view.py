@@ -35,14 +35,18 @@ from nanolib.report.shared import KEY, ROOFLINE_KEY, roofline_words, scaling_cha
 from nanolib.report.tables import drop_missing, gains, in_ms
 from nanolib.report.theme import Drawing
 
-_MOST_BARS = 12  # Largest number of models in a chart.
+# Scope of a call → words before its time in a finding.
+_TIMES = {
+    "inference": "Inference takes",
+    "decode": "a generated token",
+    "training_step": "a training step",
+}
 
 
 def model_peaks(rows: pd.DataFrame) -> Drawing:
     """Draw the memory use at the largest peak of each model, by `MemoryKind`."""
-    bars, peaks = [pd.DataFrame()], peak_table(rows)
-    shown = f"The chart shows {_MOST_BARS} of {len(peaks)} models."
-    for _, row in peaks.head(_MOST_BARS).iterrows():
+    bars = [pd.DataFrame()]
+    for _, row in peak_table(rows).iterrows():
         sizes, text = bytes_by_kind(row), f"{format_number(row['estimate'])} MiB"
         named = {"series": f"{row['label']}, {call_of(row)}", "text": text}
         bar = {"part": sizes.index, "x": sizes.to_numpy() / MIB}
@@ -51,10 +55,7 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
         pd.concat(bars),
         "Peak memory by kind of memory",
         "bars",
-        subtitle=[
-            "Counted exactly, at the largest peak of each model.",
-            shown if len(peaks) > _MOST_BARS else "",
-        ],
+        subtitle=["Counted exactly, at the largest peak of each model."],
         unit="Live memory (MiB)",
         empty=why_empty(rows, "model", "peak memory was not measured by kind of memory"),
     )
@@ -67,11 +68,12 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
     cases = cases[cases["factor.mode"] == "generation"] if len(cases) else cases
     lacking = "generation was not measured at several batch sizes; set generation_batch_sizes"
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
-        shape = table["attention_type"] + ", " + table["dtype"]
-        lengths = table["seq_len"].astype(int).astype(str)
         points = {
             "panel": panel,
-            "series": table["name"] + ", " + shape + ", seq len " + lengths,
+            "series": [
+                f"{line.name}, {line.attention_type}, {line.dtype}, seq len {line.seq_len:.0f}"
+                for line in table.itertuples()
+            ],
             "x": table["batch_size"].astype(int),
         }
         parts.append(pd.DataFrame(points | point_columns(table, name, "y")))
@@ -116,25 +118,24 @@ def _about(row: pd.Series) -> str:
 
 def _cost(row: pd.Series) -> Finding:
     """Return a finding about the time of a model's calls at the longest sequence length."""
-    times, evidence = [f"Inference takes {in_ms(row, 'inference')}"], []
-    scopes = ["inference"]
-    if pd.notna(row["decode"]):
-        times.append(f"a generated token {in_ms(row, 'decode')}")
-        evidence.append(
-            f"the first token takes {in_ms(row, 'prefill')}; p99 of later tokens is {format_number(row['decode_p99'])} ms"
-        )
-        scopes += ["prefill", "decode"]
-    if pd.notna(row["training_step"]):
-        times.append(f"a training step {in_ms(row, 'training_step')}")
-        scopes.append("training_step")
+    figures = {
+        words: Estimate.of(row, scope, "latency", row["name"])
+        for scope, words in _TIMES.items()
+        if pd.notna(row[scope])
+    }
+    text = join_words(f"{words} {figure.text(' ms')}" for words, figure in figures.items())
+    evidence = []
+    if pd.notna(row["prefill"]):
+        evidence.append(f"the first token takes {in_ms(row, 'prefill')}")
     if pd.notna(row["training_memory"]):
         weights = row["training_memory"] / row["weight_memory"]
         peak = format_number(row["training_memory"])
         evidence.append(f"training peaks at {peak} MiB, {weights:.1f}× the weights")
     if pd.isna(row["training_step"]):
-        evidence.append(f"inference reads {row['inference_tokens_per_second']:,.0f} tokens/s")
-    figures = tuple(Estimate.of(row, scope, "latency", row["name"]) for scope in scopes)
-    return Finding(join_words(times), "; ".join(evidence), about=_about(row), figures=figures)
+        rate = Estimate.of(row, "inference_tokens_per_second").text(" tokens/s")
+        evidence.append(f"inference reads {rate}")
+    figures = tuple(figures.values())
+    return Finding(text, "; ".join(evidence), about=_about(row), figures=figures)
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:
@@ -205,7 +206,8 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
         )
         rates = [f"{rate.text()} {rate.name}" for rate in (more, less)]
         text = f"Decoding generates {join_words(rates)}, without the time to read the prompt"
-        each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
+        users = [Estimate.of(line, "user").text() for line in (last, first)]
+        each = f"each user gets {users[0]} instead of {users[1]} tokens/s"
         yield Finding(text, each, about=_about(first), compared=comparing(more, less))
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from nanolib.config import PRESETS
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
-from nanolib.experiments.model.look import random_ids
 from nanolib.measurement import Measurement, Measurements
 from nanolib.meters.clock import clock_for
 from nanolib.meters.latency import summarize
@@ -99,7 +99,8 @@ class WarmupCase(ModelWorkCase):
     @property
     def dtype(self) -> str:
         """Return the dtype of the weights. For a preset, `overrides` may set the dtype."""
-        return "float32" if self.attention == "own" else self.overrides.get("dtype", "float32")
+        overrides = self.overrides if self.preset in PRESETS else {}
+        return overrides.get("dtype", "float32")
 
     @property
     def model_case(self) -> ModelCase:
@@ -124,13 +125,12 @@ class WarmupCase(ModelWorkCase):
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
         """Measure the time of each step from the first step on, and the length of the warm-up."""
-        model = self.model_case.build(params.seed)
-        step = self.model_case.step(model, random_ids(self, params.seed))
+        step = self.model_case.step(params.seed)
 
         def forward_backward() -> None:
             step.forward()
             step.backward()
-            model.zero_grad()
+            step.model.zero_grad()
 
         call = step if self.direction == "forward" else forward_backward
         clock = clock_for(self.device)

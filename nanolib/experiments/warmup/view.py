@@ -16,16 +16,12 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import (
-    CASE,
-    ONE,
-    drop_missing,
-)
+from nanolib.report.tables import CASE, ONE, drop_missing
 from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
 
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
-_SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
+_SETTING = ["run_id", "factor.seq_len", "factor.direction", "warmup_steps"]
 
 
 @table_of("warmup", "process")
@@ -42,14 +38,11 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in pick(rows, "latency").to_dict("records"):
         ms = pd.Series(row["samples"], dtype=float)
-        counts = row["factor.warmup_steps"]
-        measured = {count: ms[count:].head(int(row["factor.steps"])) for count in counts}
+        counts, length = row["factor.warmup_steps"], int(row["factor.steps"])
+        measured = {count: ms[count:].head(length) for count in counts}
         reference = measured.get(_REFERENCE, pd.Series(dtype=float)).mean()
         for count, steps in measured.items():
             line = {
-                "run_id": row["run_id"],
-                "seq_len": row["factor.seq_len"],
-                "direction": row["factor.direction"],
                 "warmup_steps": count,
                 "mean": steps.mean(),
                 "sd": steps.std(),
@@ -58,7 +51,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "difference": steps.mean() / reference - 1,
                 "busy": Flag.BUSY_MACHINE in row["flags"],
             }
-            lines.append(line)
+            lines.append(row | line)
     if not lines:
         return pd.DataFrame()
     settings = pd.DataFrame(lines).groupby(_SETTING, sort=False)
@@ -70,7 +63,8 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
         ranged.max().add_suffix("_high"),
         settings["busy"].any(),
     ]
-    return pd.concat(parts, axis=1).reset_index()
+    table = pd.concat(parts, axis=1).reset_index()
+    return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
@@ -106,8 +100,7 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
 
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the necessary warm-up and about the mean without warm-up."""
-    found = of_experiment(rows, "warmup")
-    curves = found[found["metric"] == "warmup_needed"]
+    curves = rows[rows["metric"] == "warmup_needed"]
     if curves.empty:
         return explain_missing(rows, "warmup", "Warm-up")
     cold = drop_missing(warmup_table(rows), "difference")
@@ -133,7 +126,7 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
     if unclear := count - len(needed):
         text = f"The warm-up of {direction} is unclear in {unclear} of {count} fresh processes"
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
-        why += f". The rest needs {each} steps" if each else ""
+        why += f". The other processes need at most {needed.max()} steps" if each else ""
         return Finding(text, why, "increase curve_steps, or use an idle machine")
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
     most, next_step = int(needed.max()), ""

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import MemoryKind
 from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.stats.intervals import Interval
+from tests.experiments import own
 from tests.experiments.own import TINY
 
 
 @pytest.mark.parametrize("preset", ["decoder_tiny", "gpt_125M"])
 def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_change(preset):
-    case = ModelCase("cpu", "x", preset, TINY, "dense", 16, 2, "float32", "training")
+    case = own.case("training", preset, shape=(16, 2))
     step = Training(case.build(0), torch.randint(300, (2, 17)), "eager")
     step()  # the states are there then
     weights, moved = [*step.model.parameters()], 0
@@ -30,7 +30,7 @@ def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_cha
 
 
 def test_a_step_is_predicted_by_the_nearer_of_its_roofs():
-    case = ModelCase("cpu", "x", "decoder_tiny", TINY, "dense", 16, 1, "float32", "training")
+    case = own.case("training", shape=(16, 1))
     slow, fast = (Interval(rate, rate, rate) for rate in (1e9, 1e12))
     by_memory = case.formulas({"float32": fast, "copy": slow})
     by_compute = case.formulas({"float32": slow, "copy": fast})
@@ -42,11 +42,8 @@ def test_a_step_is_predicted_by_the_nearer_of_its_roofs():
 @pytest.mark.parametrize(("n", "keys"), [(40, 15), (10, 10)])
 def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
     options = {"attention_options": {"pattern": "window", "window": 16, "block_size": 8}}
-    shape = (n, 3, "float32", "generation")
-    dense, window = (
-        ModelCase("cpu", "x", "decoder_tiny", TINY | options, name, *shape, new_tokens=1)
-        for name in ("dense", kind)
-    )
+    given = {"mode": "generation", "overrides": TINY | options, "shape": (n, 3), "new_tokens": 1}
+    dense, window = (own.case(attention_type=name, **given) for name in ("dense", kind))
     a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4
     assert dense.formulas()["bytes"] - window.formulas()["bytes"] == (n - keys) * a_key
 
@@ -63,8 +60,8 @@ def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
 def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more):
     kind = "sparse" if "attention_options" in more else "dense"
     overrides = TINY | {"tie_embeddings": tied} | more
-    shape = (kind, 32, 2, "float32", "generation")
-    case = ModelCase("cpu", "x", "decoder_tiny", overrides, *shape, new_tokens=2)
+    given = {"overrides": overrides, "shape": (32, 2), "attention_type": kind, "new_tokens": 2}
+    case = own.case("generation", **given)
     model = case.build(0)
     prompt = torch.arange(64).view(2, 32)
     with torch.inference_mode():

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import MemoryKind
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model
+from tests.experiments import own
 from tests.measuring import breakdown
 
 pytest.importorskip("transformers")
@@ -78,10 +78,8 @@ def test_tokens_are_those_of_generate_and_begin_again_at_the_prompt(family):
 
 def test_a_cache_has_the_bytes_of_its_tensors_and_a_plan_is_what_a_run_uses(family):
     name, options, elements, has_states = family
-    fields = ("cpu", "m", name, options, "own", N - 1, BATCH, "bfloat16", "generation")
-    case = ModelCase(*fields, new_tokens=2)
-    model = case.build(0)
-    step = case.step(model, case.no_ids())
+    case = own.case("generation", name, options, (N - 1, BATCH), dtype="bfloat16", new_tokens=2)
+    step = case.step(0)
     step.first()
     layers = [vars(layer) for layer in step.generation.cache.layers]
     cached = sum(x[name].numel() for x in layers for name in ("keys", "values") if name in x)

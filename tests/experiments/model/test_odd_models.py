@@ -7,10 +7,10 @@ import torch
 
 from nanolib.experiments import ALL
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import look
 from nanolib.run import dry_run as plans
 from nanolib.run import sweep
 from nanolib.store import Store
+from tests.experiments import own
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "generation_batch_sizes": [], "seq_lens": [16]}
 BART = {
@@ -111,11 +111,11 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     ],
 )
 def test_ids_are_random_tokens_of_the_vocabulary(name, options, tokens):
-    case = model.ModelCase("cpu", "m", name, options, "dense", 4000, 2, "float32", "inference")
-    ids = look.random_ids(case, 0)
+    case = own.case("inference", name, options, (4000, 2))
+    ids = case.random_ids(0)
     assert ids.shape == (2, 4001) and ids.unique().tolist() == [*range(tokens)]
-    assert torch.equal(ids, look.random_ids(case, 0))
-    assert not torch.equal(ids, look.random_ids(case, 1))
+    assert torch.equal(ids, case.random_ids(0))
+    assert not torch.equal(ids, case.random_ids(1))
 
 
 @pytest.mark.parametrize("name", ["model", "energy"])

@@ -3,10 +3,9 @@
 import pytest
 
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.meters.flops import model_flops
-from tests.experiments.own import LLAMA
+from tests.experiments.own import LLAMA, case
 from tests.measuring import timed_alone
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
@@ -38,15 +37,6 @@ def _mine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def _case(model, options, n, mode="inference", dtype="float32"):
-    return ModelCase("cpu", "m", model, options, "own", n, 1, dtype, mode)
-
-
-def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
-    shape = (n, batch, dtype, "generation")
-    return ModelCase("cpu", "m", model, options, "own", *shape, new_tokens=new_tokens)
-
-
 @pytest.mark.parametrize(
     ("model", "options", "n", "batch", "seen"),
     [
@@ -56,34 +46,33 @@ def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
     ],
 )
 def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, options, n, batch, seen):
-    case = _generation(model, options, n, batch)
-    said = case.formulas()
+    asked = case("generation", model, options, (n, batch))
+    said = asked.formulas()
     assert said["flops"] == batch * (LAYERS * 2 * LINEAR + PER_PAIR * seen + 2 * D * VOCAB)
     cache = 2 * LAYERS * batch * (seen - 1) * KV
     assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + NORMS + batch * D + cache)
-    assert case.plan().peaks
+    assert asked.plan().peaks
 
 
 @pytest.mark.parametrize(("mode", "passes"), [("inference", 1), ("training", 3)])
 def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode, passes):
     n, window = 40, 16
-    case = _case(MISTRAL, HF | {"sliding_window": window}, n, mode)
+    asked = case(mode, MISTRAL, HF | {"sliding_window": window}, (n, 1))
     linear = LAYERS * 2 * n * LINEAR + 2 * n * D * VOCAB
     whole = passes * (linear + PER_PAIR * n * n)
-    assert case.formulas()["flops"] == whole  # an upper bound
+    assert asked.formulas()["flops"] == whole  # an upper bound
     kept = sum(min(i + 1, window) for i in range(n))
-    assert case.counted(run=True).flops == passes * (linear + PER_PAIR * kept)
-    assert case.counted().count.full == whole
+    assert asked.counted(run=True).flops == passes * (linear + PER_PAIR * kept)
+    assert asked.counted().count.full == whole
 
 
 def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
     n, d, layers = 16, 32, 2
     sizes = {"d_model": d, "d_ff": 64, "num_layers": layers, "num_heads": 2, "vocab_size": 300}
-    shape = ("dense", n, 1, "float32", "training", "checkpoint")
-    case = ModelCase("cpu", "m", "decoder_tiny", sizes, *shape)
-    rows = timed_alone(case.measure(model.Params(device="cpu", budget_s=0.01), {}))
+    found = case(overrides=sizes, shape=(n, 1), optimization="checkpoint")
+    rows = timed_alone(found.measure(model.Params(device="cpu", budget_s=0.01), {}))
     flops = {row.method: row.estimate for row in rows if row.metric == "flops"}
-    parts = model_flops(case.config, 1, n, n * (n + 1) // 2)
+    parts = model_flops(found.config, 1, n, n * (n + 1) // 2)
     # a block is computed again up to its last product, which its gradient does not need
     again = parts["total"] - parts["head"] - layers * 2 * n * 64 * d
     assert flops == {"kept": 3 * parts["total"], "computed": 3 * parts["total"] + again}
@@ -92,28 +81,30 @@ def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_experts_count(dtype):
     n = 64
-    case = _case(MIXTRAL, EXPERTS, n, "training", dtype)
+    asked = case("training", MIXTRAL, EXPERTS, (n, 1), dtype=dtype)
     attention = LAYERS * 2 * n * (2 * D * D + 2 * D * KV) + PER_PAIR * n * (n + 1) // 2
     experts = LAYERS * 2 * n * (D * 8 + 2 * 3 * D * FF)
-    assert case.formulas()["flops"] == 3 * (attention + experts + 2 * n * D * VOCAB)
+    assert asked.formulas()["flops"] == 3 * (attention + experts + 2 * n * D * VOCAB)
 
 
 @pytest.mark.parametrize(("batch", "experts"), [(1, 2), (4, 8)])
 def test_a_token_reads_the_experts_that_it_can_choose(batch, experts):
-    case = _generation(MIXTRAL, EXPERTS, 32, batch, "bfloat16")
+    asked = case("generation", MIXTRAL, EXPERTS, (32, batch), dtype="bfloat16")
     block = 2 * D * D + 2 * D * KV + D * 8 + experts * 3 * D * FF
     rest = batch * (D + 2 * LAYERS * 32 * KV)
-    assert case.formulas()["bytes"] == 2 * (LAYERS * block + D * VOCAB + NORMS + rest)
+    assert asked.formulas()["bytes"] == 2 * (LAYERS * block + D * VOCAB + NORMS + rest)
 
 
 def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states():
     n, body, head, model = 16, 32 * 32, 32 * 256, "mine_for_counts:partly_frozen"
-    learns, frozen = (_case(model, {"frozen": frozen}, n, "training") for frozen in (False, True))
+    learns, frozen = (
+        case("training", model, {"frozen": frozen}, (n, 1)) for frozen in (False, True)
+    )
     look_at_code(model, [learns.planned_as, frozen.planned_as])  # both in one process
-    for case, flops, learning in (
+    for asked, flops, learning in (
         (learns, 6 * (body + head), 256 * 32 + body + head),
         (frozen, 2 * body + 4 * head, head),
     ):
-        said = case.formulas()
+        said = asked.formulas()
         assert said["flops"] == n * flops
         assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
