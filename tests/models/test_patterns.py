@@ -1,4 +1,4 @@
-"""Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
+"""Options of the sparse patterns: their limits, what is required, and the masks they describe."""
 
 from dataclasses import replace
 
