@@ -86,7 +86,8 @@ class Options(StrictModel):
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
-                "document_lengths: pattern document needs one of document_lengths, document_starts"
+                "document_lengths: pattern document needs either document_lengths or "
+                "document_starts"
             )
         if self.pattern == "own":
             check_function("mask_mod", self.mask_mod)
