@@ -1,4 +1,4 @@
-"""Tests write nowhere but to a folder of their own, and wait for no device that someone measures on."""
+"""Tests write only to a folder of their own, and wait for no device that someone measures on."""
 
 import atexit
 import gc
@@ -41,7 +41,7 @@ def _output_folder_stays(monkeypatch):
 
 @pytest.fixture
 def small_ceilings(monkeypatch):
-    """For sweeps of which nothing is looked at that a ceiling decides: each measures some over products and copies of its own."""
+    """For sweeps where no ceiling decides what is asserted: each measures its own, small ones."""
     from nanolib.meters import ceilings
 
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 256})
@@ -50,7 +50,7 @@ def small_ceilings(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def _old_objects_are_set_aside():
-    """Each measurement collects garbage first, and would look at all that the files before have imported."""
+    """Each measurement collects garbage first, which would visit all that other files imported."""
     gc.collect()
     gc.freeze()
     yield

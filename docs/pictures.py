@@ -1,6 +1,7 @@
-"""Make the pictures of README.md and docs/gallery.md from a report: `python docs/pictures.py outputs/report`.
+"""Make the pictures of README.md and docs/gallery.md from a report.
 
-It needs Chromium and the extra `dev`. The gallery names the machine and the date of the report.
+`python docs/pictures.py outputs/report` needs Chromium and the extra `dev`. The gallery names the
+machine and the date of the report.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What nanolib offers and shows, as one mapping: `python tests/features.py` writes it anew after a change that is meant.
+"""What nanolib offers and shows, as one mapping.
 
-A command, an option, a parameter, a metric, a chart, a column or a sentence that gets lost in a rewrite is seen by this list alone.
+`python tests/features.py` writes it anew after a change that is meant. A command, an option, a
+parameter, a metric, a chart, a column or a sentence that gets lost in a rewrite is seen by this
+list alone.
 """
 
 import gzip
@@ -71,7 +73,7 @@ def report(folder):
 
 
 def cells(table):
-    """Of each column the first lines of a table and the last: a figure in the wrong column is seen."""
+    """The first and last lines of each column of a table: a figure in the wrong column is seen."""
     lines = [*range(min(4, len(table))), *range(max(4, len(table) - 2), len(table))]
     return {
         name: [_text(table[name].iloc[at]) for at in lines]

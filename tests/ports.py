@@ -6,7 +6,7 @@ import socket
 
 
 def free_port():
-    """One that nothing here listens at; below the ports of outgoing connections, which other tests make meanwhile."""
+    """One that nothing listens at, below the ports of connections that other tests make."""
     while True:
         port = random.SystemRandom().randrange(20_000, 30_000)
         with socket.socket() as free, contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ def invoked(*words, **options):
 
 
 def new_environment(folder):
-    """An environment with the packages of this one after its own: its interpreter, and where its own are."""
+    """An environment with this one's packages after its own: its interpreter, and its folder."""
     venv.create(folder, symlinks=True)
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "behind.pth").write_text("\n".join(site.getsitepackages()))

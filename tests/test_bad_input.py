@@ -11,7 +11,8 @@ from nanolib.store import Store
 from tests.processes import invoked
 from tests.store.rows import make_run
 
-# `OUT` is the output folder, `HERE` a folder with files: text.txt, cut.sqlite, foreign.sqlite, newer.sqlite, good.sqlite.
+# `OUT` is the output folder, `HERE` a folder with files: text.txt, cut.sqlite, foreign.sqlite,
+# newer.sqlite, good.sqlite.
 WITHOUT_DATABASE = {
     "": "Usage",
     "nope": "No such command 'nope'",
@@ -19,68 +20,120 @@ WITHOUT_DATABASE = {
     "run attention -p seq_lens": "'seq_lens' is not a NAME=VALUE pair",
     "run attention -p seq_len=[8]": "attention.seq_len: unknown name; did you mean seq_lens?",
     "run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
-    "run attention -p seq_lens=[1": "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in ",
+    "run attention -p seq_lens=[1": (
+        "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in "
+    ),
     "run attention -p attention_types=[fast]": "attention.attention_types",
-    "run attention -p 'attention_types=[{kind: [dense]}]'": "attention.attention_types: attention_type: ['d",
-    "run model -p seq_lens=[2048]": "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
+    "run attention -p 'attention_types=[{kind: [dense]}]'": (
+        "attention.attention_types: attention_type: ['d"
+    ),
+    "run model -p seq_lens=[2048]": (
+        "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano"
+    ),
     "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
     "run model -p presets=[tiny]": "model.presets[0]: Input should be 'decoder_nano', ",
-    "run model -p model=no.such:thing": "'no.such:thing' cannot be imported (ModuleNotFoundError: No module named 'no'); correct",
+    "run model -p model=no.such:thing": (
+        "'no.such:thing' cannot be imported (ModuleNotFoundError: No module named 'no'); correct"
+    ),
     "run model -p model=hf:Nope": "transformers has no model class 'Nope'",
     "run model -p 'overrides={d_modl: 8}'": "config.d_modl: unknown name; did you mean d_model?",
     "run quick -p seed=1": "parameters belong to one notebook",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
-    "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
-    "run attention -p 'quality_attentions=[{pattern: spiral}]'": "pattern: Input should be 'window', 'local_global', ",
+    "run attention -p 'attention_types=[{1: dense}]'": (
+        "attention_types[0][1].[key]: Input should be a valid string, got 1"
+    ),
+    "run attention -p 'quality_attentions=[{pattern: spiral}]'": (
+        "pattern: Input should be 'window', 'local_global', "
+    ),
     "run attention --label latest": "attention.label: 'latest' cannot name a run; use",
     "run attention --label latest~1": "attention.label: 'latest~1' cannot name a run; use",
     "run attention -p label=all": "attention.label: 'all' cannot name a run; use",
     "run attention --label 'a\nb'": r"attention.label: 'a\nb' cannot name a run; use",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name a folder",
-    "run model -p 'overrides={attention_options: {windo: 3}}'": "attention_options.windo: is not an option of any attention kind",
+    "run model -p 'overrides={attention_options: {windo: 3}}'": (
+        "attention_options.windo: is not an option of any attention kind"
+    ),
     "run fp8 -p corpus=HERE/empty.txt": "empty.txt' has 0 bytes; give a text file or a folder",
     "run energy -p power_trace=HERE/none.csv": "read (No such file or directory); give a CSV file",
     "run energy -p power_trace=HERE/other.csv": "not found: ['power_w']); give a CSV file with",
     "run energy -p power_trace=HERE/words.csv": "could not convert string to float: 'x'); give a",
     "run energy -p power_trace=HERE/one.csv": "'one.csv' is not a recording; give at least 2",
     "run energy -p power_trace=HERE/unsorted.csv": "'unsorted.csv' is not a recording; give",
-    "run fp8 -p 'overrides={dtype: float32}'": "fp8.overrides: the parameter precisions sets dtype; remove dtype from overrides",
-    "run model -p 'overrides={attention_type: sparse}'": "model.overrides: the parameter attention_types sets attention_type",
+    "run fp8 -p 'overrides={dtype: float32}'": (
+        "fp8.overrides: the parameter precisions sets dtype; remove dtype from overrides"
+    ),
+    "run model -p 'overrides={attention_type: sparse}'": (
+        "model.overrides: the parameter attention_types sets attention_type"
+    ),
     "run fp8 -p excluded_modules=[haed]": "fp8.excluded_modules: 'haed' matches no linear layer",
-    "run fp8 -p 'overrides={d_ff: 100}'": "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, not a multiple of 16",
-    "run distributed -p trace=true": "distributed.trace: calls in the processes of ranks are not traced",
-    "run distributed -p num_kv_heads=3": "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
+    "run fp8 -p 'overrides={d_ff: 100}'": (
+        "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, not a multiple of 16"
+    ),
+    "run distributed -p trace=true": (
+        "distributed.trace: calls in the processes of ranks are not traced"
+    ),
+    "run distributed -p num_kv_heads=3": (
+        "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor"
+    ),
     "run energy -p 'model_options={width: 3}'": "model_options: needs a model",
-    "run energy -p model=hf:LlamaForCausalLM -p seq_lens=[9999]": "exceeds the max_position_embeddings 2048",
-    "run attention -p 'attention_types=[{kind: own}]'": "attention_options.call: is missing; give a value",
-    "run attention -p 'attention_types=[{kind: own, call: \"tests.models.inputs:f\"}]'": "has no function 'f'; name one",
-    "ab --python /bin/true --python /bin/true --call a:b": "'/bin/true' does not run Python 3.11 or newer; name an",
+    "run energy -p model=hf:LlamaForCausalLM -p seq_lens=[9999]": (
+        "exceeds the max_position_embeddings 2048"
+    ),
+    "run attention -p 'attention_types=[{kind: own}]'": (
+        "attention_options.call: is missing; give a value"
+    ),
+    "run attention -p 'attention_types=[{kind: own, call: \"tests.models.inputs:f\"}]'": (
+        "has no function 'f'; name one"
+    ),
+    "ab --python /bin/true --python /bin/true --call a:b": (
+        "'/bin/true' does not run Python 3.11 or newer; name an"
+    ),
     "ab --python a --python b --python c --call a:b": "--python: must be given twice, got 3",
     "ab . . --call a:b --json /": "/: is a folder; name a file",
-    "ab . . --call json:dumps --threshold nan": "Invalid value for '--threshold': nan is not a number",
+    "ab . . --call json:dumps --threshold nan": (
+        "Invalid value for '--threshold': nan is not a number"
+    ),
     "run summary -p runs=[before]": "does not exist; run `nano run quick` first",
     "run --on mars": "'mars' is not one of 'here', 'ray'",
     "run --on ray --resume": "--resume: a Ray task returns all of its results or none",
     "plan nope --memory 1GiB": "model: preset: 'nope' is not known; use one of decoder_nano",
-    "plan nowhere.json --memory 1GiB": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
-    "plan decoder_tiny --memory 5parsec": "memory: could not interpret byte unit: parsec, got '5parsec'",
+    "plan nowhere.json --memory 1GiB": (
+        "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound"
+    ),
+    "plan decoder_tiny --memory 5parsec": (
+        "memory: could not interpret byte unit: parsec, got '5parsec'"
+    ),
     "plan decoder_tiny --memory 80": "memory: '80' has no unit; use an amount such as 80GiB",
     "plan decoder_tiny --memory 0GiB": "memory: Input should be greater than 0, got '0GiB'",
     "plan decoder_tiny --ranks 2 --memory 1GiB": "ranks: must divide batch_size 1, got 2",
     "plan decoder_tiny --seq-len 0 --memory 1GiB": "seq_len: Input should be greater than 0, got 0",
-    "plan decoder_tiny -p context_length=64 --seq-len 128 --memory 1GiB": "'decoder_tiny' cannot be planned, because",
-    "plan decoder_tiny -p attention_type=flex --memory 1GiB": "flex has no plan (the memory counter cannot track",
-    "plan decoder_tiny -p dtype=bfloat16 --memory 1GiB": "options: dtype is not an option of the model; use --dtype",
-    "plan hf:LlamaForCausalLM --seq-len 9999 --memory 1GiB": "shorten the sequence, or raise max_position_embeddings to 9999",
-    "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": "cannot be planned; use sdpa or eager",
+    "plan decoder_tiny -p context_length=64 --seq-len 128 --memory 1GiB": (
+        "'decoder_tiny' cannot be planned, because"
+    ),
+    "plan decoder_tiny -p attention_type=flex --memory 1GiB": (
+        "flex has no plan (the memory counter cannot track"
+    ),
+    "plan decoder_tiny -p dtype=bfloat16 --memory 1GiB": (
+        "options: dtype is not an option of the model; use --dtype"
+    ),
+    "plan hf:LlamaForCausalLM --seq-len 9999 --memory 1GiB": (
+        "shorten the sequence, or raise max_position_embeddings to 9999"
+    ),
+    "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": (
+        "cannot be planned; use sdpa or eager"
+    ),
     "runs": "does not exist; run `nano run quick` first",
     "init HERE/text.txt": "is not an empty folder",
     "export HERE/x.json": "does not exist",
     "clean": "no run is chosen; name the runs to delete",
     "clean --older-than -3d": "Invalid value for '--older-than': -3.0 is not in the range",
     "merge HERE/text.txt": "text.txt cannot be used (file is not a database)",
-    "merge HERE/foreign.sqlite": "foreign.sqlite has schema 0, but nanolib needs schema 6; name another file",
-    "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 6; name another file, or move the file away",
+    "merge HERE/foreign.sqlite": (
+        "foreign.sqlite has schema 0, but nanolib needs schema 6; name another file"
+    ),
+    "merge HERE/newer.sqlite": (
+        "has schema 99, but nanolib needs schema 6; name another file, or move the file away"
+    ),
     "merge HERE/cut.sqlite": "cut.sqlite",
     "ab one": "revision: 'one' is given; give two",
 }
@@ -97,7 +150,9 @@ WITH_DATABASE = {
     "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare latest HERE/text.txt": "text.txt cannot be used",
     "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
-    "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it, or name",
+    "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": (
+        "none is not a folder; create it, or name"
+    ),
     "history nowhere": "'nowhere' is not one of 'attention', 'model', ",
     "report --to HERE/text.txt": "text.txt",
     "merge OUT/results.sqlite": "is this database itself; name another",

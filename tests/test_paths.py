@@ -1,4 +1,4 @@
-"""The folder with notebooks and params files is found from anywhere in it, and results go next to them."""
+"""The folder with notebooks and params files is found from within; results go next to them."""
 
 from pathlib import Path
 

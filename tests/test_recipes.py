@@ -32,7 +32,7 @@ BLOCK = re.compile(
 
 
 def _recipe(title):
-    """Of each block under a title: the file that stands above it or above those before it, its kind and its text."""
+    """Each block under a title: the last file that is named above it, its kind and its text."""
     section = PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
     file = ""
     for found in BLOCK.finditer(section):

@@ -1,4 +1,4 @@
-"""What is stored or typed is shown and does nothing: not to a terminal, a spreadsheet, a database or a page."""
+"""Stored or typed text is shown and does nothing to terminals, spreadsheets, databases or pages."""
 
 import csv
 import io

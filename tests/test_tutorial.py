@@ -1,4 +1,4 @@
-"""The commands in docs/tutorial.md and README.md print what the pages show, except for measured numbers."""
+"""Commands in docs/tutorial.md and README.md print what the pages show, except measured numbers."""
 
 import doctest
 import os

@@ -1,4 +1,4 @@
-"""Words that documentation, notebooks, docstrings and messages avoid; CONTRIBUTING.md says what to write instead."""
+"""Words that documentation, notebooks, docstrings and messages avoid, as in CONTRIBUTING.md."""
 
 import ast
 import re

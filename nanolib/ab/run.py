@@ -184,7 +184,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
             advice = "raise --budget" if is_few else ""
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
         base = float(np.median(pairs.a))
-        # Slow pairs move the medians of both versions, so B's time follows from the verdict's ratio.
+        # Slow pairs move both medians, so B's time follows from the verdict's ratio.
         current = base * verdict.ratio if verdict else float(np.median(pairs.b))
         levels = {"base": base, "current": current}
         lines.append(line(kind, f"latency {scope}".strip(), message, verdict=verdict, **levels))

@@ -73,10 +73,10 @@ def compare(
     BASE and CURRENT are each an id, a label, a suite, latest, latest~1, or a database file.
 
     The runs were measured at different times. A slower time is a regression only if the change is
-    larger than the spread between other runs. The spread needs three or more runs with one committed
-    revision and the same parameters and packages on this machine. With fewer runs, a slower time is
-    only suspect. Confirm a suspect time with nano ab. A changed energy, loss or error is suspect if
-    its intervals do not overlap.
+    larger than the spread between other runs. The spread needs three or more runs with one
+    committed revision and the same parameters and packages on this machine. With fewer runs, a
+    slower time is only suspect. Confirm a suspect time with nano ab. A changed energy, loss or
+    error is suspect if its intervals do not overlap.
     """
     from nanolib.compare.findings import describe_differences, overall_shift
     from nanolib.compare.history import repeats

@@ -171,9 +171,9 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 def pause_collector() -> Iterator[None]:
     """Switch the garbage collector off. If a collection is slow, freeze all objects first.
 
-    Each block ends with a collection, which must be fast. In a sweep, the collection is fast already,
-    and the objects that the sweep has frozen stay frozen. Otherwise, later collections can free the
-    objects again at the end.
+    Each block ends with a collection, which must be fast. In a sweep, the collection is fast
+    already, and the objects that the sweep has frozen stay frozen. Otherwise, later collections can
+    free the objects again at the end.
     """
     was_enabled, start = gc.isenabled(), time.perf_counter()
     gc.collect()

@@ -30,7 +30,8 @@ def create_model(
         BadInput: An attention option is unknown, or its value is not valid.
 
     Example:
-        >>> model = create_model(NanoConfig(num_layers=2, vocab_size=256, context_length=64), seed=0)
+        >>> config = NanoConfig(num_layers=2, vocab_size=256, context_length=64)
+        >>> model = create_model(config, seed=0)
         >>> model(generate_random_batch(1, 64, vocab_size=256)).shape
         torch.Size([1, 64, 256])
     """

@@ -198,14 +198,14 @@ def generation_of(
     )
     if captured and not static:
         raise Unsupported(
-            f"{type(model).__name__} cannot decode in a CUDA graph; use a preset with dense attention and backend auto, "
-            "or remove cuda_graph from optimizations"
+            f"{type(model).__name__} cannot decode in a CUDA graph; use a preset with dense "
+            "attention and backend auto, or remove cuda_graph from optimizations"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
     if _cache_name(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
-        f"{type(model).__name__} has neither the methods new_cache, prefill and decode nor a cache of the package transformers; "
-        f"to leave decoding out, set {WITHOUT_DECODING}"
+        f"{type(model).__name__} has neither the methods new_cache, prefill and decode nor a cache "
+        f"of the package transformers; to leave decoding out, set {WITHOUT_DECODING}"
     )

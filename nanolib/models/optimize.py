@@ -109,5 +109,6 @@ def _checkpoint(model: nn.Module) -> None:
         model.activation_checkpointing_enable({"use_reentrant": False})
     else:
         raise Unsupported(
-            f"{type(model).__name__} has no activation_checkpointing_enable; remove checkpoint from optimizations"
+            f"{type(model).__name__} has no activation_checkpointing_enable; "
+            "remove checkpoint from optimizations"
         )

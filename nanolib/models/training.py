@@ -56,7 +56,8 @@ def load_text(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
         ) from None
     if len(data) < 2:
         raise BadInput(
-            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text file or a folder with at least two"
+            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text file or a folder with "
+            "at least two"
         )
     return torch.frombuffer(data, dtype=torch.uint8)
 
@@ -82,7 +83,8 @@ def text_batches(
     """
     if len(data) < length:
         raise BadInput(
-            f"corpus: the text has {len(data)} bytes, and a sequence needs {length}; give a longer text"
+            f"corpus: the text has {len(data)} bytes, and a sequence needs {length}; "
+            "give a longer text"
         )
     for _ in range(count):
         starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
@@ -126,8 +128,8 @@ def train(
         model: Model that maps ids to logits. The training changes the model's weights.
         batches: A batch of ids for each step, int64 [batch, length + 1], on the model's device.
         rate: Learning rate, or a function that maps the number of a step to a learning rate.
-        autocast: Dtype of the matrix products, or None for the dtype of the weights. The loss is not
-            scaled, so float16 is too narrow.
+        autocast: Dtype of the matrix products, or None for the dtype of the weights. The loss is
+            not scaled, so float16 is too narrow.
         clip: Largest norm of all gradients together, or None for no limit.
 
     Returns:

@@ -59,7 +59,8 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), function, None)
     except (Exception, SystemExit) as error:  # A user's code may raise any exception.
         raise BadInput(
-            f"{field}: {name!r} cannot be imported ({cause(error)}); correct its module, or start in the module's folder"
+            f"{field}: {name!r} cannot be imported ({cause(error)}); "
+            "correct its module, or start in the module's folder"
         ) from error
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(
@@ -198,11 +199,12 @@ def _hugging_face_class(name: str) -> Any:
             config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
         raise BadInput(
-            f"model: {shown(name)} cannot be imported ({error}); install the packages that the class needs"
+            f"model: {shown(name)} cannot be imported ({error}); install the packages that it needs"
         ) from None
     if config_class is None:
         raise BadInput(
-            f"model: transformers has no model class {shown(class_name)}; use a class such as LlamaForCausalLM"
+            f"model: transformers has no model class {shown(class_name)}; "
+            "use a class such as LlamaForCausalLM"
         )
     return found
 
@@ -240,7 +242,8 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(
-                f"model_options: memory with {option} {shown(value)} cannot be planned; use sdpa or eager"
+                f"model_options: memory with {option} {shown(value)} cannot be planned; "
+                "use sdpa or eager"
             )
     try:
         with silent():
@@ -248,7 +251,8 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             config.get_text_config()
     except Exception as error:
         raise BadInput(
-            f"model_options: {name} does not take {shown(dict(options))} ({cause(error)}); change an option"
+            f"model_options: {name} does not take {shown(dict(options))} ({cause(error)}); "
+            "change an option"
         ) from None
     return config
 
@@ -280,7 +284,7 @@ def layers_field(config: Any) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the longest sequence of a model in tokens, or None if its configuration has no limit."""
+    """Return a model's longest sequence in tokens, or None if its configuration has no limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 

@@ -59,7 +59,8 @@ class Table:
 def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
     # Without this style, JupyterLab wraps cells, and widgets show cells without space between them.
     cells = (
-        f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{escape(str(value))}</{tag}>'
+        f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">'
+        f"{escape(str(value))}</{tag}>"
         for side, value in zip(sides, line, strict=True)
     )
     return f"<tr{about}>{''.join(cells)}</tr>"
@@ -157,7 +158,10 @@ class CommandLine(anywidget.AnyWidget):
       button.style.cssText = "flex: none; width: auto; padding: 0 10px";
       code.style.cssText = "white-space: pre-wrap; overflow-wrap: anywhere";
       el.style.cssText = "display: flex; gap: 8px; align-items: center; margin: 4px 2px";
-      const show = () => { code.textContent = model.get("text"); button.textContent = "Copy as nano run …"; };
+      const show = () => {
+        code.textContent = model.get("text");
+        button.textContent = "Copy as nano run …";
+      };
       button.addEventListener("click", async () => {
         try {
           await navigator.clipboard.writeText(model.get("text"));

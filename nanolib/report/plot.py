@@ -40,8 +40,8 @@ _LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
 # Columns with names, whose control characters would crash vl-convert.
 _TEXTS = {"series", "panel", "part", "text", "note"}
 _SHORT_COUNT = (
-    "datum.value < 16384 ? format(datum.value, ',~r') : datum.value < 1048576 ? datum.value / 1024 + 'K' : "
-    "datum.value / 1048576 + 'M'"
+    "datum.value < 16384 ? format(datum.value, ',~r') : "
+    "datum.value < 1048576 ? datum.value / 1024 + 'K' : datum.value / 1048576 + 'M'"
 )
 _HUES = alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES])
 _COLOR = alt.Color("hue:N", scale=_HUES, legend=None)

@@ -1,4 +1,4 @@
-"""Make the jobs of a command line, each a notebook with checked parameters, and execute a notebook."""
+"""Make a command line's jobs, each a notebook with checked parameters, and execute a notebook."""
 
 import os
 import traceback

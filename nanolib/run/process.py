@@ -92,8 +92,8 @@ def call_in_process(
 def _serve(parent: int, connection: Connection) -> None:
     """Call the function in the new process.
 
-    The process sends an empty list after the imports, a list with each value, and at the end None or
-    an exception.
+    The process sends an empty list after the imports, a list with each value, and at the end None
+    or an exception.
     """
     from nanolib.measurement import BadInput, cause  # Some interpreters of `nano ab` lack nanolib.
 

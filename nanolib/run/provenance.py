@@ -66,7 +66,7 @@ def new_run(params: Params, device: str, cases: int) -> Run:
 
 
 def take_over(store: Store, run: Run) -> str:
-    """Find the last run with the same parameters, version and machine, and mark this run as running.
+    """Find the last run with the same parameters, version and machine, and mark it as running.
 
     The function skips runs with another label, and runs of other living processes.
 

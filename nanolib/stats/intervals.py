@@ -125,7 +125,7 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 @functools.lru_cache(maxsize=256)
 def _quantile(n: int, tail: float) -> int:
-    """Return the largest d with P(rank sum < d) <= tail, if each rank counts with probability 1/2."""
+    """Return the largest d with P(rank sum < d) <= tail, if a rank counts with probability 1/2."""
     if n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))

@@ -46,7 +46,8 @@ class Reader(Connection):
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
         """Read the runs, newest last, with parsed JSON columns.
 
-        A run whose process has died is `interrupted`, and after a week, a run of another machine too.
+        A run whose process has died is `interrupted`. After a week, a run of another machine is
+        too.
 
         Args:
             where: SQL condition with `?` for each value. The condition must not contain user input.

@@ -7,7 +7,7 @@ import pytest
 
 from tests.processes import invoked
 
-# The function under test has its own clock, so that no test times anything: each call says its time.
+# The function under test has its own clock, so that no test times anything: a call says its time.
 WORK = """
 import time
 

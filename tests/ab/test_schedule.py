@@ -112,7 +112,7 @@ class _Version:
 
 @pytest.fixture
 def sides(monkeypatch):
-    """Processes of A and B whose phases take 2 and 3 ms, and 2 and 3.5 ms; a look at the clock takes a second."""
+    """Processes of A and B whose phases take 2 and 3 ms, and 2 and 3.5 ms; the clock takes 1 s."""
     both = _Version([2.0, 3.0], 0.0), _Version([2.0, 3.5], 1.0)
     running = SimpleNamespace(processes=both, renew=lambda: both)
     monkeypatch.setattr(schedule, "Processes", lambda *_, **__: contextlib.nullcontext(running))

@@ -1,4 +1,7 @@
-"""What a cold cache costs here: a copy that fits it comes down to about memory's bandwidth. python tests/benchmarks/cold.py."""
+"""What a cold cache costs: a copy that fits it comes down to about memory's bandwidth.
+
+python tests/benchmarks/cold.py
+"""
 
 import torch
 
@@ -12,11 +15,12 @@ def main():
     for _ in range(3):
         hot, cold, memory = _rate(cache // 8), _rate(cache // 8, cold=True), _rate(8 * cache)
         print(
-            f"copy of {cache / 2**23:.0f} MiB hot {hot:.1f} GB/s, cold {cold:.1f}; of {cache / 2**17:.0f} MiB {memory:.1f};"
-            f" hot over cold {hot / cold:.2f}, cold over memory {cold / memory:.2f}",
+            f"copy of {cache / 2**23:.0f} MiB hot {hot:.1f} GB/s, cold {cold:.1f};"
+            f" of {cache / 2**17:.0f} MiB {memory:.1f}; hot over cold {hot / cold:.2f},"
+            f" cold over memory {cold / memory:.2f}",
             flush=True,
         )
-        # what a small copy writes stays in the cache for the time being: of its traffic a third does not reach memory
+        # what a small copy writes stays in the cache: a third of its traffic does not reach memory
         assert cold < 1.6 * memory and cold < hot
 
 

@@ -1,8 +1,9 @@
-"""Rehearse the first minutes on a GPU where there is none: every part runs to its end on a stand-in that computes nothing.
+"""Rehearse the first minutes on a GPU without one, on a stand-in that computes nothing.
 
-It needs a CUDA build of torch, Triton and gcc; `--python` names an interpreter that has them. Values mean nothing there, so checks
-on values are printed and not judged. Judged is that no part breaks, that every case runs, that peaks are those of the plan (torch's
-own allocator counts them), that timings have blocks enough, and that rows are stored.
+Every part runs to its end. It needs a CUDA build of torch, Triton and gcc; `--python` names an
+interpreter that has them. Values mean nothing there, so checks on values are printed and not
+judged. Judged is that no part breaks, that every case runs, that peaks are those of the plan
+(torch's own allocator counts them), that timings have blocks enough, and that rows are stored.
 """
 
 import argparse
@@ -72,8 +73,9 @@ def _wrong_parts(parts):
 def _wrong_rows(database):
     """Timings by events of too few blocks, without a reason."""
     query = (
-        "SELECT scope, n, details ->> 'stop' AS stop, details ->> 'elapsed_s', details ->> 'budget_s'"
-        " FROM measurements WHERE metric = 'latency' AND method LIKE 'cuda_event%' AND stop NOTNULL"
+        "SELECT scope, n, details ->> 'stop' AS stop, details ->> 'elapsed_s',"
+        " details ->> 'budget_s' FROM measurements"
+        " WHERE metric = 'latency' AND method LIKE 'cuda_event%' AND stop NOTNULL"
     )
     rows = sqlite3.connect(database).execute(query).fetchall()
     if not rows:

@@ -1,8 +1,8 @@
-"""Whether speed-ups within a run bear a busy machine: attention quiet, and with busy processes that come and go.
+"""Whether speed-ups within a run bear a busy machine, with processes that come and go.
 
-Each ratio is measured in a quiet run, and in one with as many busy processes as there are cores, which stop and go on every
-three seconds. No order may turn round. Ratios of clean rounds lie within 15 % of the quiet ones, and high / low is at most 1.5 in
-four of five pairs.
+Each ratio of attention is measured in a quiet run, and in one with as many busy processes as there
+are cores, which stop and go on every three seconds. No order may turn round. Ratios of clean rounds
+lie within 15 % of the quiet ones, and high / low is at most 1.5 in four of five pairs.
 """
 
 import math

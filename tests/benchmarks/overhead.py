@@ -1,4 +1,7 @@
-"""What each profiling mode costs, of decoding and of prefill: python tests/benchmarks/overhead.py, on a quiet machine."""
+"""What each profiling mode costs in decoding and prefill, on a quiet machine.
+
+python tests/benchmarks/overhead.py
+"""
 
 import sys
 from pathlib import Path
@@ -17,7 +20,7 @@ PROMPT, NEW_TOKENS = 64, 64
 
 
 def main(budget_s=120.0):
-    """Print a line per mode and phase: overhead in wall time and in CPU time, and how often a call is detailed."""
+    """Print per mode and phase: overhead in wall and CPU time, and how often a call is detailed."""
     config = NanoConfig.from_preset("small", context_length=PROMPT + NEW_TOKENS)
     model = create_model(config, seed=0).eval()  # a token takes more than 5 ms
     ids = generate_random_batch(1, PROMPT, config.vocab_size)

@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine, one of which is killed in mid-sweep: every case is there in the end, once."""
+"""Three Ray nodes here, of which one is killed in mid-sweep: each case is there once in the end."""
 
 import os
 import sqlite3
@@ -42,8 +42,8 @@ def main():
         took = time.perf_counter() - start
         with sqlite3.connect(Path(name) / "results.sqlite") as db:
             found = db.execute(
-                "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_duration'"
-                " AND status = 'ok' GROUP BY 1"
+                "SELECT run_id || case_id, count(*) FROM measurements"
+                " WHERE metric = 'case_duration' AND status = 'ok' GROUP BY 1"
             ).fetchall()
     kill.cancel()
     cluster.shutdown()

@@ -1,4 +1,4 @@
-"""How often the rules of comparison are wrong, on 2,000 simulated comparisons of each kind; `make test` draws 200.
+"""How often comparisons are wrong, of 2,000 simulated ones of each kind; `make test` draws 200.
 
 python tests/benchmarks/simulations.py
 """

@@ -1,8 +1,8 @@
-"""Our sparse attention against torch's dense one and compiled FlexAttention, our model against Hugging Face's: `make bench`.
+"""Our sparse attention and model against torch's, FlexAttention and Hugging Face's: `make bench`.
 
-Each round times all that are compared, so that drift hits them alike; the ratio of a round is the datum, and the interval is that
-of the median ratio. Next to it is what skipping allows: a kernel that computes the kept tiles can gain
-1 / (1 − block sparsity).
+Each round times all that are compared, so that drift hits them alike; the ratio of a round is the
+datum, and the interval is that of the median ratio. Next to it is what skipping allows: a kernel
+that computes the kept tiles can gain 1 / (1 − block sparsity).
 """
 
 import sys

@@ -1,10 +1,12 @@
-"""Compare how often `nano ab` and other harnesses are right on this machine, quiet and loaded: `make bench`.
+"""Compare how often `nano ab` and other harnesses are right here, quiet and loaded: `make bench`.
 
-Real work is timed in versions that do 0, 3, 5 or 10 % more of it. Each recording, of one work and load, has both ways of
-collecting: blocks interleaved, and one version after the other. Comparisons are replayed from it. Any two versions serve as A
-and B, since what each does more is known and divided out. How often each harness calls B slower is printed with its exact 95 %
-interval. The budget of `nano ab` includes its starts and forks. The others have the seconds that it may measure. `--live N`
-adds N real `nano ab` comparisons per cell, as long as a user would wait for them. `--minutes` limits the recording.
+Real work is timed in versions that do 0, 3, 5 or 10 % more of it. Each recording, of one work and
+load, has both ways of collecting: blocks interleaved, and one version after the other. Comparisons
+are replayed from it. Any two versions serve as A and B, since what each does more is known and
+divided out. How often each harness calls B slower is printed with its exact 95 % interval. The
+budget of `nano ab` includes its starts and forks. The others have the seconds that it may measure.
+`--live N` adds N real `nano ab` comparisons per cell, as long as a user would wait for them.
+`--minutes` limits the recording.
 """
 
 import argparse
@@ -90,7 +92,7 @@ def _print_row(name, texts):
 
 
 def _print_rates(recordings, budget_s):
-    """Print how often B is called slower, or faster where it is (ours: regressed, improved or suspect)."""
+    """Print how often B is called slower, or faster (ours: regressed, improved or suspect)."""
     rng, columns = np.random.default_rng(0), []
     length = round(budget_s * TIMED / 2 / IN_A_ROW_S)
     rules = RULES

@@ -40,7 +40,7 @@ _HERE = ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "dat
 
 @contextlib.contextmanager
 def watching(browser):
-    """A page and its complaints; its requests to anywhere else are refused, and there must be none."""
+    """A page and its complaints; its requests elsewhere are refused, and there must be none."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page, left, complaints = context.new_page(), [], []
 

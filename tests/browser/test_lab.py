@@ -1,4 +1,4 @@
-"""The notebooks in JupyterLab, as a person uses them: run all cells, move a control, measure, cancel."""
+"""Notebooks in JupyterLab as people use them: run all cells, move a control, measure, cancel."""
 
 import pytest
 
@@ -10,8 +10,8 @@ def _ended(page):
     cells = """window.jupyterapp.shell.currentWidget.content.widgets
         .filter(cell => cell.model.type === 'code').map(cell => cell.model)"""
     page.wait_for_function(
-        f"{cells}.every(cell => cell.executionCount || !cell.sharedModel.getSource() || cell.outputs.toJSON().some("
-        "output => output.output_type === 'error'))",
+        f"{cells}.every(cell => cell.executionCount || !cell.sharedModel.getSource() || "
+        "cell.outputs.toJSON().some(output => output.output_type === 'error'))",
         timeout=480_000,
         polling=500,  # not with each picture: there are megabytes of outputs to look through
     )
@@ -24,7 +24,8 @@ def _show(page, text):
     page.evaluate(
         """text => {
             const notebook = window.jupyterapp.shell.currentWidget.content;
-            const at = notebook.widgets.findIndex(cell => cell.model.sharedModel.getSource().includes(text));
+            const sources = notebook.widgets.map(cell => cell.model.sharedModel.getSource());
+            const at = sources.findIndex(source => source.includes(text));
             const go = () => notebook.scrollToItem(at, 'start');
             return go().catch(go).then(() => at);  // what runs scrolls too
         }""",
@@ -57,7 +58,7 @@ def test_a_notebook_shows_its_charts_untrusted_and_explore_predicts_measures_kee
     field = page.locator(".widget-inline-hbox", has=label).locator("input")
     field.fill("2")
     field.press("Enter")
-    # The kernel says what there is to copy when it has heard of the control; until then the button names the old line.
+    # Until the kernel has heard of the control, the button names the old line.
     page.locator("code", has_text="num_heads=2").wait_for()
     page.locator("button:has-text('Copy as nano run')").click()
     page.wait_for_selector("button:has-text('Copied')")

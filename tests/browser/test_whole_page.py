@@ -1,4 +1,4 @@
-"""The report of a whole suite, as its readers use it: lists, phone, dark, print, a screen reader."""
+"""The report of a whole suite as its readers use it: lists, phone, dark, print, screen reader."""
 
 import json
 import re
@@ -112,7 +112,8 @@ def test_what_is_picked_every_chart_and_table_follows(still, drawn):
         _pick(still, length)
         found = still.evaluate(
             """() => ({
-                rows: all('section:not([hidden]) tr[data-n]:not([hidden])').map(row => row.dataset.n),
+                rows: all('section:not([hidden]) tr[data-n]:not([hidden])')
+                    .map(row => row.dataset.n),
                 drawn: all('section:not([hidden]) .mark-symbol.role-mark path').length,
             })"""
         )
@@ -179,6 +180,7 @@ def test_it_can_be_read_aloud_and_seen(still):
         [(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1
     )
     described = still.evaluate(
-        "() => all('.panels .plot').filter(e => e.offsetParent).map(e => e.getAttribute('aria-label'))"
+        "() => all('.panels .plot').filter(e => e.offsetParent)"
+        ".map(e => e.getAttribute('aria-label'))"
     )
     assert described and all(len(text) > 20 for text in described)

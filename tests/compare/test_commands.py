@@ -1,4 +1,4 @@
-"""What `nano compare` says of runs on busy machines, of sides that share nothing, of lost cases; and that a terminal holds it."""
+"""What `nano compare` says of busy machines, of sides that share nothing, of lost cases."""
 
 import json
 from dataclasses import replace
@@ -59,11 +59,12 @@ def test_where_nothing_was_measured_twice_nothing_passes(nano, strict):
     now = {"both": failed(Status.OOM), "cannot": bad, "then": measured(1), "now": bad}
     runs = [run_of(base, "base"), run_of(now, "curr")]
     ended, found = nano(runs, "base", "curr", *["--strict"] * strict)
-    assert [(line["case"].split()[0], line["finding"], line["message"]) for line in found["lines"]] == [
+    said = [(line["case"].split()[0], line["finding"], line["message"]) for line in found["lines"]]
+    assert said == [
         ("now", "failed", "unsupported: why"),
         ("both", "inconclusive", "oom: why; not measured in base"),
         ("then", "new", "not measured in base"),
-    ]  # fmt: skip
+    ]
     assert "so nothing was compared" in ended.output and ended.exit_code == strict
 
 

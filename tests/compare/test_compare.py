@@ -78,8 +78,11 @@ def test_a_finding_has_its_sides_and_its_change(found):
     table, worst = comparison.table(), comparison.table(everything=False)
     assert set(table["verdict"]) - set(worst["verdict"]) == {"equivalent"}
     row = table[table["metric"] == "peak_memory forward, MiB"].iloc[0].to_dict()
-    assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward, MiB",
-                   "base": "8", "current": "10", "change": "+25.00%", "note": ""}  # fmt: skip
+    assert row == {
+        "verdict": "regressed", "experiment": "attention", "case": "a seq_len=8",
+        "metric": "peak_memory forward, MiB", "base": "8", "current": "10", "change": "+25.00%",
+        "note": "",
+    }  # fmt: skip
 
 
 def test_the_newest_run_of_a_case_counts_on_either_side_also_if_it_failed(found):

@@ -1,4 +1,4 @@
-"""Whether `nano compare` may be a gate: simulated evenings of one machine whose runs differ from each other."""
+"""Whether `nano compare` may be a gate: simulated evenings of one machine whose runs differ."""
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ SHARED |= {"fingerprint": ""}
 
 
 def _run(rng, run_id, between, revision="rev", slower=0.0):
-    """Measurements of a run as the store gives them; from run to run each case differs by `between`. `slower`: the first case."""
+    """Rows of a run. From run to run each case differs by `between`; the first one is `slower`."""
     rows = []
     for case in range(CASES):
         level = 10 * np.exp(rng.normal(0, between) if between else 0.0)
@@ -65,7 +65,7 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
 
 
 def _spread(run_id, **logs):
-    """The spread that a run is judged by, from the logs of earlier runs by `revision@fingerprint`."""
+    """The spread that judges a run, from the logs of earlier runs by `revision@fingerprint`."""
     timing = dict.fromkeys(KEY, "x")
     rows = []
     for name, values in logs.items():

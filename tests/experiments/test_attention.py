@@ -1,4 +1,4 @@
-"""Cases of attention: what is named, what is measured of functions of a user's, what is refused, and losses."""
+"""Cases of attention: names, measurements of a user's functions, refusals, and losses."""
 
 import pytest
 import torch

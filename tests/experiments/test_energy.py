@@ -1,4 +1,4 @@
-"""Energy: a machine without a sensor, and a recording of power in the place of one, never like a reading."""
+"""Energy: a machine without a sensor, and a recording of power, which is never like a reading."""
 
 import pytest
 

@@ -105,7 +105,7 @@ def test_a_last_bit_of_the_weights_changes_the_loss_little():
 
 
 def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
-    """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
+    """The pairing holds: with bf16's own casts under another name, differences are exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
     small_decoder._last_loss.cache_clear()
     row = _difference("fp8_tensorwise")

@@ -1,4 +1,4 @@
-"""What results are found again by: a case keeps the id under which it is stored, whatever becomes of the code's names."""
+"""Results are found again: a case keeps its stored id, whatever becomes of the code's names."""
 
 import hashlib
 import json

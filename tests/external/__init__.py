@@ -1,1 +1,1 @@
-"""Facts and figures that others published: each test names its source, and nothing of nanolib made the number."""
+"""Facts and figures that others published: each test names its source; none is nanolib's own."""

@@ -6,7 +6,8 @@ import torch
 from nanolib.models.fp8.casts import round_to
 
 
-# Source: Micikevicius et al. (2022), FP8 formats for deep learning, table 1; OCP 8-bit floating point specification 1.0 (2023).
+# Source: Micikevicius et al. (2022), FP8 formats for deep learning, table 1; OCP 8-bit floating
+# point specification 1.0 (2023).
 @pytest.mark.parametrize(
     ("format", "largest", "least_normal", "least", "steps_per_power"),  # 2^mantissa bits
     [("e4m3", 448.0, 2.0**-6, 2.0**-9, 8), ("e5m2", 57344.0, 2.0**-14, 2.0**-16, 4)],

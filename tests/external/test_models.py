@@ -7,8 +7,8 @@ from nanolib.meters.flops import model_flops
 from nanolib.models.transformer import KVCache
 from nanolib.models.user import build_model
 
-# Sizes as their authors' configurations give them, and the number of parameters that each model's page states, from the headers of
-# its weight files (huggingface.co, 2023-2025).
+# Sizes as their authors' configurations give them, and the number of parameters that each model's
+# page states, from the headers of its weight files (huggingface.co, 2023-2025).
 FIELDS = ("d_model", "d_ff", "num_layers", "num_heads", "num_kv_heads", "vocab_size")
 MODELS = {
     "Llama 2 7B": ((4096, 11008, 32, 32, 32, 32000), 6_738_415_616),
@@ -33,8 +33,9 @@ def test_parameters_are_as_many_as_published(name):
     assert config_of(name).parameter_count == MODELS[name][1]
 
 
-# Source: configurations and weight files of these models, or of the class's defaults (huggingface.co, 2019-2025). The class of
-# Qwen 3 with experts declares no head_dim; without it there are 30.08 billion.
+# Source: configurations and weight files of these models, or of the class's defaults
+# (huggingface.co, 2019-2025). The class of Qwen 3 with experts declares no head_dim; without it
+# there are 30.08 billion.
 EXPERTS = {"hidden_size": 2048, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128}
 EXPERTS |= {"moe_intermediate_size": 768, "num_experts": 128, "vocab_size": 151936}
 HUGGING_FACE = {
@@ -53,8 +54,8 @@ def test_parameters_of_models_of_transformers_are_as_many_as_published(name):
     assert sum(weight.numel() for weight in weights) == published
 
 
-# Source: bytes of keys and values per token in 16 bits, 2 · layers · kv_heads · head_dim · 2: Touvron et al. (2023), Llama 2,
-# table 18 and appendix A.2.1; Llama 3 (2024), table 3.
+# Source: bytes of keys and values per token in 16 bits, 2 · layers · kv_heads · head_dim · 2:
+# Touvron et al. (2023), Llama 2, table 18 and appendix A.2.1; Llama 3 (2024), table 3.
 KIB_PER_TOKEN = {
     "Llama 2 7B": 512,
     "Llama 2 70B": 320,
@@ -70,7 +71,8 @@ def test_a_token_takes_as_many_bytes_of_cache_as_published(name, kib_per_token):
     assert sum(tensor.nbytes for tensor in cache.tensors) == 8 * kib_per_token * 1024
 
 
-# Source: karpathy/nanoGPT, transformer_sizing.ipynb: GPT-2 124M over 1,024 tokens, forward, a multiply-add as two.
+# Source: karpathy/nanoGPT, transformer_sizing.ipynb: GPT-2 124M over 1,024 tokens, forward, a
+# multiply-add as two.
 def test_the_flops_of_gpt_2_are_those_of_nanogpts_sizing():
     sizes = {"d_model": 768, "d_ff": 4 * 768, "num_layers": 12, "num_heads": 12}
     rest = {"vocab_size": 50257, "context_length": 1024, "mlp": "gelu", "tie_embeddings": True}
@@ -84,8 +86,8 @@ def test_the_flops_of_gpt_2_are_those_of_nanogpts_sizing():
     assert 3 * full["total"] == 874_944_921_600
 
 
-# Source: Chowdhery et al. (2022), PaLM, appendix B: 6 N + 12 · layers · heads · head_dim · length FLOPs per token and training
-# step, without the embedding's gathering.
+# Source: Chowdhery et al. (2022), PaLM, appendix B: 6 N + 12 · layers · heads · head_dim · length
+# FLOPs per token and training step, without the embedding's gathering.
 @pytest.mark.parametrize("name", ["Llama 2 7B", "Llama 3 8B", "Mistral 7B"])
 @pytest.mark.parametrize("length", [512, 4096])
 def test_the_flops_of_training_are_palms_formula(name, length):

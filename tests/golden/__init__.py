@@ -1,1 +1,1 @@
-"""What nanolib counts, plans and trains for the cases of each params file, and must go on saying."""
+"""What nanolib counts, plans and trains for the cases of each params file; it must not change."""

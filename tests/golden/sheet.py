@@ -1,7 +1,7 @@
 """Each case of a suite with every number that is the same on every machine. Nothing is timed.
 
-`python -m tests.golden.sheet [SUITE] [NOTEBOOK]` writes the files in `sheet/` after a change that is meant, and their diff is
-the list old → new.
+`python -m tests.golden.sheet [SUITE] [NOTEBOOK]` writes the files in `sheet/` after a change that
+is meant, and their diff is the list old → new.
 """
 
 import contextlib
@@ -22,11 +22,13 @@ from tests.measuring import timed_alone
 
 SUITES = ("quick", "full")
 LOSSES = {"loss", "loss_difference", "loss_difference_from_bf16"}
-# By torch's and oneDNN's code for SSE 4.1, AVX2 and AVX-512, on one thread and two, losses differ by at most 0.00013 nats.
+# By torch's and oneDNN's code for SSE 4.1, AVX2 and AVX-512, on one thread and two, losses differ
+# by at most 0.00013 nats.
 DECIMALS = 3
 SAME_EVERYWHERE = {name for name, metric in METRICS.items() if metric.direction == Direction.EQUAL}
 SAME_EVERYWHERE |= {"peak_memory", *LOSSES}
-# Class → how many of its rows are made; the others are times, rates and joules, and what ranks send is predicted.
+# Class → how many of its rows are made; the others are times, rates and joules, and what ranks send
+# is predicted.
 ROWS = {"CeilingCase": 0, "WarmupCase": 0, "ShardedCase": 0, "EnergyCase": 1}
 _MACHINE = 2**34  # bytes, on every machine the same
 # Python's own sources, which are trained on, differ between its versions.
@@ -80,7 +82,7 @@ def _line(case):
 
 
 def numbers(suite, case, params):
-    """All that is said of a case. Cases of the full suite, which no machine runs in an hour, are not run."""
+    """All that is said of a case. Cases of the full suite are not run: they take over an hour."""
     found = {f"planned {scope}": peak for scope, peak in case.plan().peaks.items()}
     for name, value in case.predict().items():
         if not isinstance(value, str | dict):

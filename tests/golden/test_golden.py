@@ -1,4 +1,7 @@
-"""nanolib says what the sheet says; a change that is meant: `python -m tests.golden.sheet`, and the diff is read."""
+"""nanolib says what the sheet says.
+
+After a change that is meant: `python -m tests.golden.sheet`, and the diff is read.
+"""
 
 import json
 
@@ -31,7 +34,7 @@ _LONG = (
 
 
 def _part(suite, lines):
-    """Those that every run of the tests looks at: of the full suite the first of each class, and one of so many."""
+    """The lines that each run of the tests checks: of the full suite, a class's first, and some."""
     if suite == "quick":
         return [line for line in lines if not any(words in line for words in _LONG)]
     first = {line.split()[0]: line for line in reversed(lines)}

@@ -1,1 +1,1 @@
-"""Paths of GPUs, walked without one: tensors without data whose device is `cuda`, stubs of the driver. No GPU is seen."""
+"""Paths of GPUs, walked without one: tensors on `cuda` without data, and stubs of the driver."""

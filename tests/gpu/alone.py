@@ -1,4 +1,4 @@
-"""What a process of the first minutes sends: a part's checks as they come, and at last what broke it."""
+"""What a process of the first minutes sends: a part's checks as they come, and what broke it."""
 
 import os
 import traceback
@@ -37,7 +37,8 @@ def send_part(send, name, folder):
 def _rehearse():
     """Leave out what cannot run where nothing is computed.
 
-    These are kernels that cuDNN builds or that look for their own code, and torchao's check of its scales.
+    These are kernels that cuDNN builds or that look for their own code, and torchao's check of
+    scales.
     """
     from torchao.float8 import float8_utils
 
@@ -46,7 +47,7 @@ def _rehearse():
     flash, *others = DENSE
     kinds = [kind for kind in Hardware.patterns["attention_types"] if kind not in others]
     Hardware.patterns |= {"attention_types": kinds, "backward": False}
-    # a core compiles each shape, density and block anew, in half a minute: one of each, and one width, show as much
+    # a core compiles each shape, density and block anew, in half a minute: one of each is enough
     kinds = [flash, OWN_KERNELS[-1], RANDOM[-1]]
     Hardware.grid |= {"attention_types": kinds, "seq_lens": [4096]}
     Hardware.fp8_sizes = [Hardware.fp8_sizes[2] | {"overrides": {"num_layers": 1}}]

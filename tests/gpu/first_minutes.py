@@ -1,9 +1,9 @@
-"""The first minutes on an NVIDIA GPU: what nanolib does there, compared with what must come out. `make gpu`.
+"""The first minutes on an NVIDIA GPU: what nanolib does there, and what must come out. `make gpu`.
 
-`python -m tests.gpu.first_minutes [PART ...]`. Parts run in order of worth, each in a process of its own with a limit: one that
-fails, breaks or hangs is written down, and the next one begins. What a part shows is written as it comes: `outputs/gpu/NAME.json`
-and the database `results.sqlite` with every row. Exit code 0 when all holds, 1 when something does not, 2
-without a GPU.
+`python -m tests.gpu.first_minutes [PART ...]`. Parts run in order of worth, each in a process of
+its own with a limit: one that fails, breaks or hangs is written down, and the next one begins. What
+a part shows is written as it comes: `outputs/gpu/NAME.json` and the database `results.sqlite` with
+every row. Exit code 0 when all holds, 1 when something does not, 2 without a GPU.
 """
 
 import argparse
@@ -27,9 +27,9 @@ def first_minutes(found, checks_of, parts, file):
     """All parts, each going on where another broke; whether all holds.
 
     Args:
-        found: What is known of the machine; its `parts` are replaced where they have the name of one that runs now: name, seconds,
-            checks, and what broke it.
-        checks_of: What a part of a name sends: its checks, and as its last word a dict with what broke it.
+        found: What is known of the machine; its `parts` are replaced where they have the name of
+            one that runs now: name, seconds, checks, and what broke it.
+        checks_of: What a part of a name sends: its checks, and last a dict with what broke it.
         parts: Their names, in order.
         file: What was found so far is written there after each check.
     """

@@ -52,7 +52,8 @@ class Hardware:
     patterns = ATTENTION | {
         "attention_types": [
             MATH, *OWN_KERNELS,
-            *({"kind": "sparse", "pattern": name} | REQUIRED.get(name, {}) for name in (*PATTERNS, *CHOOSERS)),
+            *({"kind": "sparse", "pattern": name} | REQUIRED.get(name, {})
+              for name in (*PATTERNS, *CHOOSERS)),
         ],
         "seq_lens": [2048], "num_heads": 8, "budget_s": 0.2,
     }  # fmt: skip
@@ -61,7 +62,8 @@ class Hardware:
         "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "budget_s": 0.1,
     }  # fmt: skip
     training = MODEL | {
-        "presets": ["gpt_350M"], "seq_lens": [1024], "batch_sizes": [8], "new_tokens": 0, "budget_s": 0.2,
+        "presets": ["gpt_350M"], "seq_lens": [1024], "batch_sizes": [8], "new_tokens": 0,
+        "budget_s": 0.2,
     }  # fmt: skip
     model = MODEL | {
         "presets": ["gpt_125M"], "seq_lens": [512], "batch_sizes": [4], "new_tokens": 32,
@@ -72,7 +74,8 @@ class Hardware:
     fp8_sizes = [
         FP8 | {
             "presets": [preset], "overrides": {"num_layers": 2}, "seq_len": 2048,
-            "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"], "budget_s": 1.0,
+            "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"],
+            "budget_s": 1.0,
         }
         for preset in ("gpt_1.3B", "gpt_350M", "gpt_6.7B")  # widths, which decide what 8 bits gain
     ]  # fmt: skip
@@ -86,10 +89,10 @@ class Hardware:
         self._folder = folder
 
     def compile_ahead(self, name, *asked):
-        """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part.
+        """Call each compiled case once, in a process per core; torch's caches then serve the part.
 
-        This process has not touched the GPU yet. One entry after the other, since cases of large models fit into a GPU's memory by
-        threes; and not for longer than 45 s.
+        This process has not touched the GPU yet. One entry after the other, since cases of large
+        models fit into a GPU's memory by threes; and not for longer than 45 s.
 
         Args:
             name: The experiment.
@@ -107,7 +110,7 @@ class Hardware:
 
     @functools.cached_property
     def _sensors(self):
-        """The driver and its handle; what is compiled ahead must not find a GPU that was touched."""
+        """The driver and its handle; what is compiled ahead must find an untouched GPU."""
         import pynvml
 
         pynvml.nvmlInit()
@@ -120,7 +123,7 @@ class Hardware:
         return torchs, nvml.nvmlDeviceGetName(gpu)
 
     def busy(self, working):
-        """Two seconds of matrix products, or of nothing, begun a while before: joules, and W with their seconds."""
+        """Two seconds of products, or of nothing, begun before: joules, and W with seconds."""
         nvml, gpu = self._sensors
         work = self.product() if working else lambda: time.sleep(0.02)
         self._watts_during(work, SETTLE_S)

@@ -15,7 +15,7 @@ from nanolib.models import fp8
 from nanolib.models.attention.tree import ALGORITHMS
 
 SLACK_MIB = 32  # what cuBLAS keeps for a stream: a thirtieth of the peaks that are compared
-# of the SXM form: what others have measured at the least, and the datasheet's product without sparsity
+# of the SXM form: the least that others measured, and the datasheet's product without sparsity
 H100 = {"bfloat16": (500e12, 990e12), "copy": (2.2e12, math.inf)}
 
 
@@ -135,7 +135,7 @@ def ceilings(gpu):
 
 
 def attention(gpu):
-    """The notebook's question at real lengths: dense backends, FlexAttention and sparse attention, forward and backward."""
+    """Dense backends, FlexAttention and sparse attention at real lengths, forward and backward."""
     gpu.compile_ahead("attention", gpu.grid)
     found = []
     for length in gpu.grid["seq_lens"]:
@@ -163,7 +163,7 @@ def patterns(gpu):
 
 
 def memory(gpu):
-    """Peaks of a gibibyte and more are those of the plan, and running out of memory costs one case."""
+    """Peaks of a GiB and more are those of the plan, and running out of memory costs one case."""
     gpu.compile_ahead("attention", gpu.peaks)
     rows = [gpu.run("attention", **gpu.peaks), gpu.run("model", **gpu.training)]
     found = pd.concat(rows, ignore_index=True)
@@ -185,7 +185,7 @@ def memory(gpu):
 
 
 def models(gpu):
-    """Whole models: compiled and captured ones give what the eager one gives, and a captured token is faster."""
+    """Compiled and captured models give what the eager one gives; a captured token is faster."""
     found = []
     for asked in (gpu.model, gpu.larger):
         found.append(gpu.run("model", **asked))
@@ -269,8 +269,8 @@ def lost(gpu):
     yield accident(gpu, "assert", "error", "device-side assert")
 
 
-# What a part asks of the GPU, and after how many seconds it is stopped; what it has shown until then stays.
-# By worth: if the time is cut short, the first ones have run.
+# What a part asks of the GPU, and after how many seconds it is stopped; what it has shown until
+# then stays. By worth: if the time is cut short, the first ones have run.
 PARTS = {
     "identity": (identity, 20),
     "clock": (clock, 30),

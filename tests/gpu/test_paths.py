@@ -25,7 +25,7 @@ NVML = MagicMock(
 
 
 def test_only_the_gpu_under_test_is_metered_whatever_its_number_here(monkeypatch):
-    """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; part of a GPU has no meter of its own."""
+    """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; MIG has no meter."""
     uuids = {"cuda:0": "5", "cuda:1": "1", "cuda:2": "MIG-4"}
     properties = lambda device: SimpleNamespace(uuid=uuids[device])  # noqa: E731
     monkeypatch.setattr("torch.cuda.get_device_properties", properties)
@@ -50,7 +50,10 @@ def test_nccl_sends_past_every_interface(monkeypatch):
 
 
 def test_a_rank_that_nccl_aborts_is_named_with_the_line_of_its_watchdog():
-    log = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
+    log = (
+        "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
+    )
     failed = failure([{}, {}], log, None, (0, -6))
     assert str(failed) == "rank 0 of 2 was killed by SIGABRT" and failed.details["traceback"] == log
 
@@ -72,7 +75,7 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1}])
 def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
-    """Capturing is simulated: the call is made as often as warming up makes it, and again for each replay."""
+    """Capturing is simulated: the call is made as in warming up, and again for each replay."""
     captures = []
 
     def captured(call):

@@ -1,4 +1,4 @@
-"""How a GPU is timed, on a simulated stream: who waits for whom, a throttled clock, a cold cache, and peak rates."""
+"""How a GPU is timed, on a simulated stream: waits, a throttled clock, a cold cache, peak rates."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from nanolib.models.attention.reference import relative_error
 
 
 class Stream:
-    """It begins a kernel when it is launched or when the one before has ended, whichever is later."""
+    """It begins a kernel at its launch or when the one before has ended, whichever is later."""
 
     def __init__(self, monkeypatch, launch_ms, kernel_ms):
         """In the place of torch's, and of the host's clock."""
@@ -96,7 +96,7 @@ def test_a_call_that_waits_for_the_device_has_one_time(measured):
 
 
 def test_neither_compiling_nor_a_clock_that_ramps_up_is_timed_or_takes_of_the_budget(measured):
-    """The first call takes eight seconds, and each kernel of the next 0.4 s twice as long as later."""
+    """The first call takes eight seconds, and kernels of the next 0.4 s twice as long as later."""
     compiling = iter([8000.0])
 
     def call(stream):

@@ -52,7 +52,7 @@ KEPT = (torch.zeros(2),)
         (lambda: KEPT[0], 0.75, True),
         (lambda: KEPT[0], 0.76, False),
         (lambda: KEPT, 0.75, True),
-        # a slow first call may have compiled: its result is new, is written to in place, or is nothing
+        # a slow first call may have compiled: its result is new, is changed in place, or is nothing
         (lambda: torch.zeros(2), 0.0004, False),
         (lambda: KEPT[0].add_(1), 0.0004, False),
         (lambda: None, 0.0004, False),

@@ -1,4 +1,4 @@
-"""Who used the CPUs and the GPU: stand-ins for the system's counts, and real processes, of ours and of others."""
+"""Who used the CPUs and the GPU: stand-ins for the system's counts, and real processes."""
 
 import os
 import subprocess
@@ -104,7 +104,7 @@ def test_the_work_of_a_child_that_has_ended_is_ours_and_that_outside_the_tree_is
 
 @pytest.mark.parametrize(("first", "place"), [(1, 1), (2, 2), (3, 0), (9, 0), (None, 0)])
 def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch, first, place):
-    """A shell starts nano, a kernel and a worker; a process that is no parent of the worker begins nothing."""
+    """A shell starts nano, a kernel and a worker; a process that is no parent begins nothing."""
     shell, nano, kernel = (
         SimpleNamespace(pid=pid, children=lambda recursive: []) for pid in range(3)
     )
@@ -193,7 +193,8 @@ BUSY = {
                 "2 other process(es) compute on the GPU",  # its own process is none of them
                 "the GPU's utilization is 11 %",
                 "the GPU's power is capped at 301 W of 700 W",
-                "the GPU's clock is lowered by hardware slowdown, heat, heat (hardware limit), power brake",
+                "the GPU's clock is lowered by hardware slowdown, heat, heat (hardware limit), "
+                "power brake",
             ],
         ),
     ],

@@ -1,4 +1,4 @@
-"""The machine: what it is called, what it has, what computes a type there, and what a process may use of it."""
+"""The machine: its name and parts, what computes a type there, and what a process may use."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Memory: what lives, what is resident, and what FlashAttention's backward pass takes beside its tensors."""
+"""Memory: live, resident, and what FlashAttention's backward pass takes beside its tensors."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_the_peak_of_a_product_and_its_gradient_is_pinned():
     peak, again = (measure_memory(step, existing=(x, w))[0] for _ in range(2))
     assert (peak.metric, peak.estimate) == ("peak_memory", again.estimate)
     assert peak.details["before"] == 2 * one / 2**20
-    # x, w, the activation kept for the backward, two gradients in flight; the sum's scalars beside them
+    # x, w, the activation kept for the backward, two gradients in flight, and the sum's scalars
     assert 5 * one <= peak.estimate * 2**20 <= 5 * one + 64
 
 

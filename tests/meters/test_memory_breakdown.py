@@ -1,4 +1,4 @@
-"""Who holds the memory: parts add up to the peak that `LiveBytes` counts, and saved activations to what autograd says."""
+"""Memory use: parts add up to the peak of `LiveBytes`, saved activations to what autograd says."""
 
 import contextlib
 

@@ -120,7 +120,8 @@ def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
     with pytest.raises(BadInput) as told:
         track.energy(Window("w", 0.0, 0.5), 10)
     assert str(told.value) == (
-        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must contain 10 updates; repeat the work for 2 s"
+        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must contain 10 updates; "
+        "repeat the work for 2 s"
     )
 
 

@@ -1,4 +1,4 @@
-"""The profiler on a clock that moves only where the work says so, its overhead, and the trace of torch's own."""
+"""The profiler on a clock that only the work moves, its overhead, and the trace of torch's own."""
 
 import json
 from types import SimpleNamespace
@@ -103,7 +103,7 @@ def look_slowly(clock, monkeypatch):
 
 
 def test_deep_passes_are_apart_from_calls_and_each_layer_has_its_operations(clock, look_slowly):
-    """Of 30 calls, every third looks, the next eight times operations, and the third only modules."""
+    """Every third of 30 calls looks; the next eight times operations, the third only modules."""
     found = _found(_Model(clock), ProfilingConfig.deep(every_kth_token=1), 30)
     block = found["blocks.0"]
     assert block.calls_ms == [0.031] * 12 and found[""].calls_ms == [0.283] * 12
@@ -116,7 +116,7 @@ def test_deep_passes_are_apart_from_calls_and_each_layer_has_its_operations(cloc
 
 
 class _Watched(nn.Module):
-    """Takes 10 ms, 11 if its block is watched, 20 more if it is looked at, and one more per call."""
+    """Takes 10 ms, 11 if its block is watched, 20 more if it is looked at, and 1 more per call."""
 
     def __init__(self, clock, drift_ns):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Blocks taken in turns: what the machine does to a round is no part of a ratio, and where it was busy is said."""
+"""Blocks in turns: what happens to a whole round is no part of a ratio; busy rounds are marked."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ RUNS, ROUNDS = int(os.environ.get("NANOLIB_SIMULATIONS", "200")), 30
 
 
 def _slow_downs(generator, count):
-    """A common factor per stretch of time: every now and then a neighbor takes a third or more for a while."""
+    """A common factor per stretch of time: now and then a neighbor takes a third or more."""
     factors, busy = np.ones(count), False
     for at in range(count):
         busy = generator.random() < (0.8 if busy else 0.1)
@@ -29,7 +29,7 @@ def _slow_downs(generator, count):
 
 
 def _coverage(in_rounds):
-    """In rounds, or all of the baseline first: its blocks are then paired with those of another time."""
+    """In rounds, or all of the baseline first: its blocks' partners are then of another time."""
     held, ratio = 0, 4.0
     for seed in range(RUNS):
         generator = np.random.default_rng(seed)

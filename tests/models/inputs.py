@@ -30,7 +30,7 @@ def only_the_future(b, h, q_idx, kv_idx):
 
 
 def document_per_sequence(b, h, q_idx, kv_idx):
-    """A user's mask: the second sequence has another document, which is seen by the last head only."""
+    """A user's mask: the second sequence has another document, which only the last head sees."""
     return q_idx // 25 == (kv_idx + 5 * b * (h == 3)) // 25
 
 
@@ -61,7 +61,8 @@ def agrees(out, reference, inputs=()):
         gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
         ours = torch.autograd.grad(out, inputs, gradient)
         theirs = torch.autograd.grad(reference, inputs, gradient.double())
-        # All three gradients as one: if a query sees a single key, those of q and k are zero except for rounding.
+        # All gradients as one: if a query sees a single key, those of q and k are zero but for
+        # rounding.
         together = (torch.cat([x.double().flatten() for x in all_of]) for all_of in (ours, theirs))
         errors.append(relative_error(*together))
     return max(errors) < TOLERANCE

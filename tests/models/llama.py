@@ -1,4 +1,4 @@
-"""Hugging Face's Llama with the weights of one of ours: an independent implementation to compare with."""
+"""Hugging Face's Llama with the weights of one of ours: an independent implementation."""
 
 from torch import nn
 
@@ -20,7 +20,7 @@ _LLAMA_NAMES = {
 
 
 def llama_like(model: Transformer) -> nn.Module:
-    """Hugging Face's Llama of the same shape with a copy of the same weights: the two compute the same.
+    """Hugging Face's Llama with the same shape and a copy of the weights: both compute the same.
 
     Args:
         model: Dense, with RoPE and SwiGLU.

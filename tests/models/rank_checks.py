@@ -1,4 +1,4 @@
-"""The checks of attention on every rank, against one process in float64; the tests assert their results."""
+"""Checks of attention on every rank, against one process in float64; tests assert their results."""
 
 import functools
 from unittest import mock
@@ -73,14 +73,14 @@ def _sequence_errors():
             part = layout.take(expected.detach(), rank)
             yield f"{key} out", relative_error(out.detach(), part)
             for name, x, reference in zip("qkv", mine, whole, strict=True):
-                # Compared with the whole gradient: on the very first positions those of q and k are exactly zero.
+                # Compared with the whole gradient: on the first positions, q's and k's are zero.
                 difference = x.grad.double() - layout.take(reference.grad, rank)
                 error = difference.norm() / reference.grad.norm()
                 yield f"{key} gradient of {name}", float(error)
 
 
 def _calls():
-    """Algorithm, its call, and its traffic of a megabyte and more: decoding, then a whole sequence."""
+    """Algorithm, its call, and its traffic of over a megabyte: decoding, then a whole sequence."""
     rank, world = dist.get_rank(), dist.get_world_size()
     heads, head_dim, batch = 8, 64, 256
     shape = {"heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
@@ -100,7 +100,7 @@ def _calls():
 
 @torch.no_grad()
 def _traffic():
-    """Algorithm → collectives and exchanges of a call, bytes that the interface counts, and both by formula."""
+    """Algorithm → collectives and exchanges of a call, bytes on the interface, both by formula."""
     found = {}
     names = ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv")
     for algorithm, call, traffic in _calls():

@@ -17,7 +17,7 @@ from tests.models.inputs import REQUIRED, agrees, masked_by, qkv
 @pytest.mark.parametrize("pattern", ["window", "random"])
 @pytest.mark.parametrize("scores", [1, 2 * 16 * 48, 10**9])
 def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores, pattern):
-    """One, two, or all five of them: the last group is then a smaller one. Autocast changes no product."""
+    """One, two (the last group is then smaller), or all five. Autocast changes no product."""
     monkeypatch.setattr(block_sparse, "_SCORES", scores)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # other threads never autocast
     inputs, options = qkv(2, 5, 5, 96, 96, 8), Options(pattern=pattern, window=32, block_size=16)

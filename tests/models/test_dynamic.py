@@ -24,7 +24,7 @@ def _inputs(q_len, kv_len, seed=0):
 
 
 def _rows(q, k, causal, **options):
-    """Per head and row of tiles: the tiles kept, the scores of those that causality allows, and the row's own."""
+    """Per head and row of tiles: tiles kept, the scores of the causal ones, and the row's own."""
     elements, _ = masked_by((q, k), causal, Options(block_size=SIZE, **options))
     tiles, _ = kept_tiles(elements, SIZE)
     offset = k.shape[2] - q.shape[2]
@@ -66,7 +66,7 @@ def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, 
 
 
 def _stand_out(scores, most):
-    """The definition for one sequence: more than one standard deviation above the mean, at least one, at most `most`."""
+    """The definition: over a standard deviation above the mean, at least one, at most `most`."""
     count = int((scores > scores.mean() + scores.std(unbiased=False)).sum())
     return scores.topk(min(max(1, count), most, len(scores))).indices.tolist()
 

@@ -1,4 +1,4 @@
-"""FlexAttention: its masks, outputs and gradients are those of the reference, by its own math path; and when it compiles."""
+"""FlexAttention by its own math path gives what the reference gives; and when it compiles."""
 
 import functools
 import tracemalloc
@@ -81,7 +81,7 @@ def _attended(q, k, v, **rest):
 
 
 def test_calls_in_turns_are_compiled_once_each(monkeypatch):
-    """In a second round nothing is compiled, and nothing runs unfused, although a function may have two graphs."""
+    """In a second round nothing is compiled or unfused, though a function may have two graphs."""
     monkeypatch.setattr(sparse, "flex_attention", _attended)
     monkeypatch.setattr(sparse, "compiled", functools.cache(sparse.compiled.__wrapped__))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))

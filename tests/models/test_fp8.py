@@ -13,7 +13,7 @@ from nanolib.models.training import next_token_loss
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rounding_equals_torchs_for_every_bfloat16_and_the_float32_beside_it(name):
-    """To the last bit, signs of zero included; NaN where NaN. All values and ties are among them."""
+    """To the last bit, with signs of zero and NaN. All values and ties are among them."""
     format = FORMATS[name]
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
     ends = (torch.full_like(every, end) for end in (-torch.inf, torch.inf))

@@ -48,7 +48,7 @@ def test_what_cannot_be_checkpointed_says_so():
 @pytest.mark.slow
 @pytest.mark.usefixtures("_eager_backend")
 def test_compiling_helps_after_a_counter_has_seen_the_model_and_is_done_once_each(model):
-    """Under a counter dynamo gives a function up, and two that are timed in turns must not forget each other."""
+    """Under a counter dynamo gives a function up; two timed in turns must not forget each other."""
     torch._dynamo.reset()
     count_flops(Inferring(model, IDS[:, :-1], "compile"))
     steps = [Inferring(model, IDS[:, :-1], "compile") for _ in range(2)]

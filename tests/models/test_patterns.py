@@ -1,4 +1,4 @@
-"""Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
+"""Options of the sparse patterns: their limits, what is required, and the masks they describe."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
         ),
         (
             {"mask_mod": "module:function"},
-            "mask_mod: local_global has its own mask; set pattern: own, or leave mask_mod out",
+            "mask_mod: local_global has its own mask; set pattern: own, or remove mask_mod",
         ),
     ],
 )

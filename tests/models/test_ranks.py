@@ -1,4 +1,4 @@
-"""Attention across ranks at several world sizes: one launch each, all of whose ranks check everything."""
+"""Attention across ranks at several world sizes: one launch each, whose ranks check everything."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -22,7 +22,8 @@ SOURCE = """
     class Bag(torch.nn.Module):
         def __init__(self, width=8, vocab=256):
             super().__init__()
-            self.embedding, self.head = torch.nn.Embedding(vocab, width), torch.nn.Linear(width, vocab)
+            self.embedding = torch.nn.Embedding(vocab, width)
+            self.head = torch.nn.Linear(width, vocab)
 
         def forward(self, ids):
             return self.head(self.embedding(ids).cumsum(dim=1))

@@ -12,10 +12,10 @@ from nanolib.paths import checkout
 
 
 def cell_of(params):
-    """The parameters that people change, a line each: type, default and, as a comment, what the class says of it.
+    """The parameters that people change, a line each: type, default and the class's words on it.
 
-    The others are in `settings`. `papermill --help-notebook` reads the cell line by line and takes what has an equals
-    sign as a parameter, so no comment within `settings` has one.
+    The others are in `settings`. `papermill --help-notebook` reads the cell line by line and takes
+    what has an equals sign as a parameter, so no comment within `settings` has one.
     """
     said = {}
     for base in reversed(params.__mro__):
@@ -38,7 +38,7 @@ def cell_of(params):
 
 
 def _attributes(docstring):
-    """Name → what a docstring in Google's form says of it, on one line, as a comment begins and ends."""
+    """Name → what a docstring in Google's form says of it, on one line, styled as a comment."""
     _, _, part = inspect.cleandoc(docstring).partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", part.split("\n\n")[0], re.MULTILINE)
     found = {}
@@ -50,7 +50,7 @@ def _attributes(docstring):
 
 
 def _choices(annotation, said):
-    """The values that a parameter takes, where its words name neither all of them nor their place in nanolib."""
+    """A parameter's values, where its words name neither all of them nor their place in nanolib."""
     inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     values = [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
     if len(values) < 2 or "nanolib." in said or all(value in said for value in values):

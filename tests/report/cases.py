@@ -1,4 +1,4 @@
-"""Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
+"""Cases as the notebooks measure them, to try verdicts on; intervals need not be symmetric."""
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from tests.report.rows import SIZES, interval
@@ -95,7 +95,7 @@ DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
 
 
 def warmup_process(direction, process, means, needed=2.0, message=""):
-    """One fresh process: its curve, in which two steps after each number of steps have a mean, ms."""
+    """One fresh process: its curve, where two steps after each number of steps have a mean, ms."""
     factors = {
         "direction": direction,
         "process": process,

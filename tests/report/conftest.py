@@ -20,7 +20,7 @@ def stored(tmp_path_factory):
 
 @pytest.fixture
 def measured(tmp_path):
-    """The rows of cases, which are factors with measurements; several runs are several arguments."""
+    """The rows of cases, which are factors with measurements; each argument is a run."""
     numbers = itertools.count()
 
     def rows(experiment, *runs):

@@ -17,7 +17,7 @@ _LENGTHS = re.compile(r"^Sparse attention is faster than .* at ([\d,]+(?:(?:, | 
 
 
 def contradictions(finding, rows):
-    """Say what the rows do not bear: figures that none holds, other orders, orders without figures."""
+    """Say what the rows do not bear: figures of no row, other orders, orders without figures."""
     stands = {(row.metric, *_ends(row)) for row in rows.itertuples()}
     pairs = finding.compared
     for figure in [*finding.figures, *(one for pair in pairs for one in pair[::2])]:

@@ -27,7 +27,7 @@ def with_endings(cases):
 
 
 def elsewhere(file):
-    """The same runs on another machine, where every timing takes longer and whose texts try to break out."""
+    """The same runs on a machine where all timings take longer and whose texts try to break out."""
     with sqlite3.connect(file) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("UPDATE machines SET machine_id = ?, cpu = ?", (OTHER, EVIL))
@@ -43,7 +43,8 @@ def elsewhere(file):
     connection.close()
 
 
-# Experiment → the factor whose value tells baselines, how it begins, what they are called, and what a group shares.
+# Experiment → the factor whose value tells baselines, how it begins, what they are called, and what
+# a group shares.
 _NAMES = {
     "name",
     "optimization",
@@ -61,7 +62,7 @@ _BASELINES = {
 
 
 def in_turns(experiment, cases):
-    """The cases with what each gains over each baseline of its group; cases are id → (factors, measurements)."""
+    """The cases, id → (factors, measurements), with what each gains over its group's baselines."""
     return {
         case_id: (factors, [*rows, *_gains(experiment, factors, rows, cases)])
         for case_id, (factors, rows) in cases.items()

@@ -33,8 +33,10 @@ def test_only_lengths_that_were_measured_are_claimed(say):
     ("ends", "answer", "ratio"),
     [
         ((12, 13, 14), "Dense attention is faster than sparse attention", "0.769× [0.643 … 0.917]"),
-        ((4.9, 5, 5.1), "Sparse attention is faster than every dense kernel", "2.00× [1.76 … 2.24]"),
-        ((9.5, 10.5, 11.5), "No clear difference between sparse and dense attention", "0.952× [0.783 … 1.16]"),
+        ((4.9, 5, 5.1), "Sparse attention is faster than every dense kernel",
+         "2.00× [1.76 … 2.24]"),
+        ((9.5, 10.5, 11.5), "No clear difference between sparse and dense attention",
+         "0.952× [0.783 … 1.16]"),
     ],
 )  # fmt: skip
 def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ratio_is_shown(
@@ -53,8 +55,10 @@ def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ra
     ("kept", "compile_ms", "said"),
     [
         (True, 0, "or 2.00× [1.83 … 2.19] in the first call, which includes building the mask."),
-        (True, 10, "or 1.00× [0.913 … 1.09] in the first call, which includes building the mask and compiling."),
-        (False, 0, "as fast as dense at 64 tokens, including the time to build a mask in each call."),
+        (True, 10, "or 1.00× [0.913 … 1.09] in the first call, which includes building the mask and"
+                   " compiling."),
+        (False, 0, "as fast as dense at 64 tokens, including the time to build a mask in each "
+                   "call."),
     ],
 )  # fmt: skip
 def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that_includes_it(

@@ -7,7 +7,7 @@ from tests.shown import CHARTS
 
 
 def _said(say, *speeds):
-    """The finding on sizes 1, 2, …, each with the time of bf16 and the time of FP8 with its ends."""
+    """The finding on sizes 1, 2, …, each with the times of bf16 and of FP8 with its ends."""
     cases = []
     for size, (low, ms, high) in enumerate(speeds, 1):
         cases += [fp8_case(size, "bfloat16", 7, 8, 9), fp8_case(size, "fp8_rowwise", low, ms, high)]
@@ -17,8 +17,8 @@ def _said(say, *speeds):
 def test_fp8_is_faster_only_at_the_sizes_whose_whole_range_is_above_one(say):
     wide, sure = (0.5, 2.6, 16), (5.5, 6, 6.5)  # the first has the larger ratio
     assert _said(say, wide, sure) == (
-        "Inference: FP8 is faster than bf16 for size 2: up to 1.33× [1.08 … 1.64] as fast, for size 2 "
-        "in fp8_rowwise, within the upper bound of 1.75× by Amdahl's law."
+        "Inference: FP8 is faster than bf16 for size 2: up to 1.33× [1.08 … 1.64] as fast, for "
+        "size 2 in fp8_rowwise, within the upper bound of 1.75× by Amdahl's law."
     )
 
 
@@ -42,8 +42,8 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
     recipe = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
     lines = say("fp8", [recipe, parity_case("off_by_2", "worse", 0.5, control=True)])
     assert lines[0] == (
-        "row wise (emulated) has a loss equivalent to bf16 after 400 steps: 5.00e-04 [-0.00150 … 0.00150] "
-        "nats/byte above bf16, with a margin of ±0.0025 and 3 seeds."
+        "row wise (emulated) has a loss equivalent to bf16 after 400 steps: 5.00e-04 "
+        "[-0.00150 … 0.00150] nats/byte above bf16, with a margin of ±0.0025 and 3 seeds."
     )
     assert not any("known-bad" in line for line in lines)
     lines = say("fp8", [recipe, parity_case("off_by_2", "inconclusive", 0.5, control=True)])

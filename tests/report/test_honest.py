@@ -1,4 +1,4 @@
-"""No sentence says more than its rows: smoke tests, busy machines, and rows that are drawn at random."""
+"""No sentence says more than its rows: smoke tests, busy machines, and rows drawn at random."""
 
 import re
 

@@ -16,14 +16,16 @@ TINY = "tiny (dense, float32), batch 3, 64 tokens"
         ([1, 2, 1, 1, 2], 1.06,
          "2 warm-up steps are enough for forward + backward: 5 processes need 1, 2, 1, 1, 2 steps. "
          "The steady step time is 10.2 ms."),
-        ([1] * 5, 1.06, "1 warm-up step is enough for forward + backward: 5 processes need 1, 1, 1, 1, 1 steps"),
+        ([1] * 5, 1.06,
+         "1 warm-up step is enough for forward + backward: 5 processes need 1, 1, 1, 1, 1 steps"),
         ([1, None, 1, 1, None], 1.0,
-         "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never settles. "
-         "The other processes need at most 1 steps. Next: increase curve_steps"),
-        ([0] * 5, 1.04, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a"),
+         "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never "
+         "settles. The other processes need at most 1 steps. Next: increase curve_steps"),
+        ([0] * 5, 1.04,
+         "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a"),
         ([0] * 5, 1.06,
-         "Use 5 warm-up steps for forward + backward: no curve shows warm-up, but the mean is 6% higher without "
-         "warm-up. The steady step time is 10.2 ms. Next: repeat the run."),
+         "Use 5 warm-up steps for forward + backward: no curve shows warm-up, but the mean is 6% "
+         "higher without warm-up. The steady step time is 10.2 ms. Next: repeat the run."),
     ],
 )  # fmt: skip
 def test_enough_warm_up_is_that_of_every_process_or_where_no_curve_shows_it_of_the_mean(

@@ -1,4 +1,4 @@
-"""Runs that are unlike the notebook's own: a case that failed, one length, several shapes, options."""
+"""Runs that are unlike the notebook's own: a failed case, one length, several shapes, options."""
 
 import itertools
 import math

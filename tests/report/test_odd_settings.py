@@ -1,4 +1,4 @@
-"""FP8, warm-up and energy with parameters unlike the notebooks' own: parts left out, or cases that failed."""
+"""FP8, warm-up and energy unlike the notebooks' own: parts left out, or cases that failed."""
 
 import pandas as pd
 

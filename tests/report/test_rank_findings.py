@@ -37,10 +37,12 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
 @pytest.mark.parametrize(
     ("alone", "said"),
     [
-        ((9.4, 10, 11), "No clear difference between fused on 2 ranks and one rank for decoding over 4,096 keys: "
-                        "1.11× [0.989 … 1.38] (the intervals overlap), 56% ["),
-        ((5, 6, 7), "fused on 2 ranks is slower than one rank for decoding over 4,096 keys: 0.667× [0.526 … 0.875]"),
-        (None, "fused on 2 ranks was not compared with one rank for decoding over 4,096 keys: a call"),
+        ((9.4, 10, 11), "No clear difference between fused on 2 ranks and one rank for decoding "
+                        "over 4,096 keys: 1.11× [0.989 … 1.38] (the intervals overlap), 56% ["),
+        ((5, 6, 7), "fused on 2 ranks is slower than one rank for decoding over 4,096 keys: "
+                    "0.667× [0.526 … 0.875]"),
+        (None, "fused on 2 ranks was not compared with one rank for decoding over 4,096 keys: "
+               "a call"),
     ],
 )  # fmt: skip
 def test_whether_ranks_help_is_the_first_finding(say, alone, said):

@@ -24,8 +24,9 @@ def test_cases_that_failed_and_flags_are_counted(measured):
 
 def test_cells_are_for_people():
     table = pd.DataFrame(
-        {"a": [12.0, math.nan], "a_low": [11.0, 1.0], "a_high": [15.0, 2.0], "flags": [["x", "y"], []],
-         "b": [True, None], "algorithm": ["pass_q", None], "direction": "forward_backward", "hidden": 1}
+        {"a": [12.0, math.nan], "a_low": [11.0, 1.0], "a_high": [15.0, 2.0],
+         "flags": [["x", "y"], []], "b": [True, None], "algorithm": ["pass_q", None],
+         "direction": "forward_backward", "hidden": 1}
     )  # fmt: skip
     names = {
         "direction": "D",

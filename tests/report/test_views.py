@@ -1,4 +1,4 @@
-"""The charts of a notebook show its numbers in their units, and are hollow where these say little."""
+"""A notebook's charts show its numbers in their units, and are hollow where these say little."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What a case predicts, plans and needs, on one machine and on several, and what a dry run says of it."""
+"""What a case predicts, plans and needs, on one or several machines, and what a dry run says."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A sweep stores each failure as a row, waits for other runs, and continues what was interrupted."""
+"""A sweep stores each failure as a row, waits for other runs, and continues interrupted ones."""
 
 import os
 import re

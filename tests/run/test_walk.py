@@ -140,7 +140,8 @@ KNOWN = (
     r"the attention needs flash_attn, which cannot be imported \(version \d: ",
     r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
-    r"(cuda_graph|compile_reduce_overhead) needs a CUDA device, and the device is cpu; leave it out",
+    r"(cuda_graph|compile_reduce_overhead) needs a CUDA device, and the device is cpu; "
+    r"leave it out",
     r"cpu has no (FP8 tensor cores|tf32)",
     r"the memory counter cannot track a compiled kernel",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",

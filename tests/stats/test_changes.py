@@ -54,7 +54,7 @@ def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
 
 
 def test_an_interval_is_taken_for_196_deviations():
-    """A step of d in the middle of n quiet values gains n/4 · (d / deviation)², at least the penalty."""
+    """A step of d amid n quiet values gains n/4 · (d / deviation)², at least the penalty."""
     step, n = np.log(1.1), 20
     width = 1.96 * step * np.sqrt(n / 4 / (PENALTY * np.log(n)))
     series = np.exp(step * (np.arange(n) >= n // 2))

@@ -1,4 +1,4 @@
-"""Verdicts on two versions: false alarms, power, bounds, and agreement with scipy and statsmodels."""
+"""Verdicts on two versions: false alarms, power, bounds; agreement with scipy and statsmodels."""
 
 import functools
 import math

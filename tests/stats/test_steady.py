@@ -72,7 +72,7 @@ def test_a_short_series_is_left_whole_and_settled(n):
 
 
 def test_a_coarse_clock_shows_the_same_steps_as_a_fine_one():
-    """Mostly the same tick, now and then the next one: the smallest step is the scale of the noise."""
+    """Mostly the same tick, now and then the next: the smallest step is the scale of the noise."""
     ticks = np.repeat([30.0, 20.0], [40, 160])
     ticks[10:15] += 1
     ticks[100:105] += 1

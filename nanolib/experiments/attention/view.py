@@ -49,7 +49,8 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         title + alike,
         subtitle=[
             "Forward pass, timed in turns with dense kernels. Smallest speed-up over any of them.",
-            "The time to build a reusable mask is excluded. Hollow: the state in the table is not ok.",
+            "The time to build a reusable mask is excluded. "
+            "Hollow: the state in the table is not ok.",
             "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",

@@ -63,7 +63,7 @@ class ParityCase(Case):
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """Return the dtype of autocast. On a CPU, emulated layers round to bf16, which is faster."""
+        """Return autocast's dtype. On a CPU, emulated layers round to bf16, which is faster."""
         return None if self.on_cpu else torch.bfloat16
 
     @property

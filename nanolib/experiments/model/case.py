@@ -134,7 +134,7 @@ class ModelCase(Case):
 
     @property
     def planned_as(self) -> Self:
-        """Return the case to plan, without a name, and eager if this case is compiled or captured."""
+        """Return the case to plan: without a name, and eager if this is compiled or captured."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
@@ -202,7 +202,7 @@ class ModelCase(Case):
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure size, work and memory, and time the calls in turns with the group's other cases."""
+        """Measure size, work and memory, and time the calls in turns with the group's cases."""
         count = self.counted(run=True).count
         predicted = self.predict(ceilings)
         model = self.build(params.seed)

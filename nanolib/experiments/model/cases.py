@@ -62,7 +62,8 @@ class OwnModelParams(shared.Params):
         for name, parameter in self.CHOSEN.items():
             if name in self.overrides:
                 raise ValueError(
-                    f"overrides: the parameter {parameter} sets {name}; remove {name} from overrides"
+                    f"overrides: the parameter {parameter} sets {name}; "
+                    f"remove {name} from overrides"
                 )
         longest = self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
         if not self.model:

@@ -90,7 +90,7 @@ def without_data(own: bool) -> Iterator[None]:
             contexts.enter_context(_ProductsOfExperts())
             contexts.enter_context(contextlib.redirect_stdout(io.StringIO()))
         if own and "transformers" in sys.modules:
-            # Without data, `transformers` assumes several sequences per row. A run has no such mask.
+            # Without data, transformers assumes several sequences per row. A run has no such mask.
             name = "transformers.masking_utils.find_packed_sequence_indices"
             contexts.enter_context(mock.patch(name, lambda position_ids: None))
         yield
@@ -214,7 +214,7 @@ def count_by_running(case: Any) -> Counted:
 
 
 def _count(case: Any) -> Counted:
-    # nanolib counts the eager call, because recomputed FLOPs do not count and autocast adds no FLOPs.
+    # nanolib counts the eager call: recomputed FLOPs do not count, and autocast adds no FLOPs.
     step = replace(case, optimization="eager").step()
     weights, decodes = list(step.model.parameters()), case.mode == "generation"
     cache = []

@@ -271,7 +271,7 @@ def _largest_batch(request: Request, name: str, length: int) -> int:
 
 
 def _small_cache(request: Request) -> int:
-    """Return the bytes of the cache after the first token, or 0 if the prompt needs no larger cache."""
+    """Return the cache's bytes after the first token, or 0 if the prompt needs no larger cache."""
     scopes = _scopes(request, "decoding", request.seq_len, request.batch_size)
     prompt = max(each.by_kind.get(MemoryKind.CACHE, 0) for each in scopes["prefill"])
     later = max(each.parts.get(Part(MemoryKind.CACHE), 0) for each in scopes["decode"])

@@ -67,7 +67,7 @@ class MemoryPlan:
         return {"title": self.title, "sentences": self.sentences, "uses": uses}
 
     def __str__(self) -> str:
-        """Return the sentences, and the tables of memory, of batch sizes and of the largest parts."""
+        """Return the sentences, and the tables of memory, batch sizes and the largest parts."""
         uses = [use for use in self.uses if not use.refused]
         largest = max(uses, key=lambda use: use.breakdown.peak)
         parts = largest_parts([[*part, size] for part, size in largest.breakdown.parts.items()])
@@ -128,7 +128,8 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
             `kv_dtype`: Dtype of the cache, by default the dtype of the model.
             `ranks` (1): Number of FSDP ranks, which share weights, gradients and optimizer states.
-            `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
+            `options`: Fields of `NanoConfig`, or arguments of the model's function or
+                configuration.
 
     Returns:
         Plan of each use of the model. A peak contains the bytes of all live tensors.
@@ -137,7 +138,8 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         BadInput: A value is not valid.
 
     Example:
-        >>> found = plan("decoder_tiny", "1GiB", seq_len=128, batch_size=2, options={"num_layers": 2})
+        >>> options = {"num_layers": 2}
+        >>> found = plan("decoder_tiny", "1GiB", seq_len=128, batch_size=2, options=options)
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """

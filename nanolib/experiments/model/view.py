@@ -139,7 +139,7 @@ def _cost(row: pd.Series) -> Finding:
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare each optimization and dtype with the eager model that was timed in the same rounds."""
+    """Compare each optimization and dtype with the eager model, timed in the same rounds."""
     words = {
         Order.ABOVE: "faster",
         Order.BELOW: "slower",

@@ -89,7 +89,8 @@ def kinds() -> tuple[str, ...]:
 def _options_of(kind: str) -> Any:
     if kind not in kinds():
         raise BadInput(
-            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(_KINDS)}"
+            f"attention_type: {shown(kind)} is not a known attention kind; "
+            f"use one of {', '.join(_KINDS)}"
         )
     return _KINDS[kind][0]
 
@@ -125,7 +126,8 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     for name in bag:
         if not any(name in options.model_fields for options, _ in _KINDS.values()):
             raise BadInput(
-                f"attention_options.{name}: is not an option of any attention kind; {kind} takes {', '.join(mine)}"
+                f"attention_options.{name}: is not an option of any attention kind; "
+                f"{kind} takes {', '.join(mine)}"
             )
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
 
@@ -164,7 +166,8 @@ def attend(
 
     Example:
         >>> q, k, v = torch.rand(3, 1, 2, 128, 16)
-        >>> attend("sparse", q, k, v, causal=True, options={"pattern": "window", "window": 32}).shape
+        >>> options = {"pattern": "window", "window": 32}
+        >>> attend("sparse", q, k, v, causal=True, options=options).shape
         torch.Size([1, 2, 128, 16])
     """
     check_shapes(q, k, v)
@@ -197,7 +200,8 @@ def work(
         BadInput: The name, a length or an option is not valid.
 
     Example:
-        >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
+        >>> options = {"pattern": "window", "window": 64}
+        >>> kept = work("sparse", 1024, 1024, causal=True, options=options)
         >>> kept.kept / kept.total < 0.2
         True
     """
@@ -227,13 +231,15 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not fits:
         found = ", ".join(f"{list(x.shape)} {x.dtype}" for x in (q, k, v))
         raise BadInput(
-            f"q, k, v: {found} do not fit; give q [batch, heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, "
-            "head_dim], heads a multiple of kv_heads, and one floating-point dtype"
+            f"q, k, v: {found} do not fit; give q [batch, heads, q_len, head_dim], k and v "
+            "[batch, kv_heads, kv_len, head_dim], heads a multiple of kv_heads, and one "
+            "floating-point dtype"
         )
 
 
 def _check_lengths(q_len: int, kv_len: int) -> None:
     if not 1 <= q_len <= kv_len:
         raise BadInput(
-            f"q, k: {q_len} queries over {kv_len} keys; give at least one query, and at least as many keys as queries"
+            f"q, k: {q_len} queries over {kv_len} keys; give at least one query, "
+            "and at least as many keys as queries"
         )

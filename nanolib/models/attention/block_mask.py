@@ -180,8 +180,8 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
     # With a cache, a query may see no key, although earlier or later queries of a sequence do.
     if is_own and not offset and not mask.work.kept:
         raise BadInput(
-            f"attention_options.mask_mod: {options.mask_mod} keeps none of {q_len} x {kv_len} pairs; "
-            "return true for the pairs to keep"
+            f"attention_options.mask_mod: {options.mask_mod} keeps none of {q_len} x {kv_len} "
+            "pairs; return true for the pairs to keep"
         )
     return mask
 
@@ -212,8 +212,8 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
     """
     if options.pattern == "own" and len(q) > 1 and uses_index(options, 0):
         raise BadInput(
-            f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share one mask; "
-            "remove b from the mask, or give one sequence"
+            f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share one "
+            "mask; remove b from the mask, or give one sequence"
         )
     return q.shape[2], k.shape[2], causal, q.shape[1]
 

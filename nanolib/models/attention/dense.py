@@ -107,8 +107,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -
             if "No available kernel" not in str(error):
                 raise
             raise Unsupported(
-                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type} "
-                f"and strides {q.stride()}; call contiguous on q, k and v, or use auto"
+                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim "
+                f"{q.shape[-1]} on {q.device.type} and strides {q.stride()}; "
+                "call contiguous on q, k and v, or use auto"
             ) from None
 
 
@@ -173,7 +174,10 @@ def missing_flash_attn(version: Version = "auto") -> str:
     """Return why a version cannot be imported, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
     errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
-    return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
+    return (
+        f"flash_attn, which cannot be imported ({errors}); "
+        'on a machine with CUDA: pip install -e ".[cuda]"'
+    )
 
 
 def attend_by_flash_attn(
@@ -192,7 +196,8 @@ def attend_by_flash_attn(
         raise Unsupported(f"flash_attn has no {q.device.type} kernel; use dense with backend flash")
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise Unsupported(
-            f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}; use bfloat16"
+            "flash_attn computes in float16 and bfloat16, "
+            f"not in {str(q.dtype).removeprefix('torch.')}; use bfloat16"
         )
     return call_flash_attn(version, q, k, v, causal)
 

@@ -86,13 +86,14 @@ class Options(StrictModel):
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
-                "document_lengths: pattern document needs either document_lengths or document_starts"
+                "document_lengths: pattern document needs either document_lengths or "
+                "document_starts"
             )
         if self.pattern == "own":
             check_function("mask_mod", self.mask_mod)
         elif self.mask_mod:
             raise ValueError(
-                f"mask_mod: {self.pattern} has its own mask; set pattern: own, or leave mask_mod out"
+                f"mask_mod: {self.pattern} has its own mask; set pattern: own, or remove mask_mod"
             )
         return self
 

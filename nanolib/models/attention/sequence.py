@@ -123,7 +123,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     current: list[Tensor], layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[Any, ...]]:
-    """Pass tensors around the ring. In each step, yield a rank, and the tensors of its positions."""
+    """Pass tensors around the ring. In each step, yield a rank and the tensors of its positions."""
     hop = None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
@@ -196,7 +196,7 @@ def ulysses_attention(
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
-            "layout: has several pieces per rank; give one piece per rank, since Ulysses needs no zigzag"
+            "layout: has several pieces per rank; give one, since Ulysses needs no zigzag"
         )
     with ranks.time("comm_all_to_all"):
         whole = [_exchange(x, True, lengths, ranks) for x in (q, k, v)]

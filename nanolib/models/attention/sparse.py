@@ -1,9 +1,9 @@
 """Compute sparse attention with FlexAttention, or with a kernel for CPUs, and create the masks.
 
 In some patterns, generation with a cache keeps other keys than one pass over the whole sequence.
-The random tiles of `random` and `bigbird`, and `sparsity` in `window`, `local_global`, `bigbird` and
-`block`, depend on the length of the cache. `top_k` and `threshold` choose for a block of queries,
-and generation has one query per block.
+The random tiles of `random` and `bigbird`, and `sparsity` in `window`, `local_global`, `bigbird`
+and `block`, depend on the length of the cache. `top_k` and `threshold` choose for a block of
+queries, and generation has one query per block.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def attend(
     See `nanolib.models.attention.attend`.
 
     Raises:
-        Unsupported: FlexAttention has no kernel for the device and the backend, or no backward pass.
+        Unsupported: FlexAttention has no kernel for the device and backend, or no backward pass.
     """
     given = {"causal": causal, "options": options, "scores": scores}
     shape = q.shape[-1], q.shape[2], options.block_size

@@ -83,13 +83,15 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
     chosen = [name for name in layers if name not in excluded]
     if not chosen:
         raise BadInput(
-            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer layers"
+            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; "
+            "exclude fewer layers"
         )
     for name in chosen:
         out, into = layers[name].weight.shape
         if out % _ALIGNMENT or into % _ALIGNMENT:
             raise BadInput(
-                f"excluded_modules: {name} is {out} x {into}, not a multiple of {_ALIGNMENT}; exclude or resize the layer"
+                f"excluded_modules: {name} is {out} x {into}, not a multiple of {_ALIGNMENT}; "
+                "exclude or resize the layer"
             )
     return chosen
 
@@ -98,12 +100,18 @@ def native(device: torch.device | str) -> str:
     """Return why a device has no FP8 tensor cores, or an empty string."""
     device = torch.device(device)
     if device.type != "cuda":
-        return f"{device.type} has no FP8 tensor cores; use an NVIDIA GPU of compute capability 8.9 or higher"
-    if torch.version.hip:
-        return "nanolib does not measure FP8 on AMD GPUs, because their formats differ (e4m3fnuz before MI350); use an NVIDIA GPU"
+        return (
+            f"{device.type} has no FP8 tensor cores; "
+            "use an NVIDIA GPU of compute capability 8.9 or higher"
+        )
+    if torch.version.hip:  # AMD's formats differ: e4m3fnuz before MI350.
+        return "nanolib does not measure FP8 on AMD GPUs; use an NVIDIA GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
-        return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; use a GPU of 8.9 or higher"
+        return (
+            f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; "
+            "use a GPU of 8.9 or higher"
+        )
     return ""
 
 

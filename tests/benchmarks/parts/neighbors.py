@@ -12,7 +12,7 @@ COMES_AND_GOES_S = 3.0
 
 @contextlib.contextmanager
 def busy_neighbors(count):
-    """Keep `count` cores busy by processes that are not children of this one, so that they count as others."""
+    """Keep `count` cores busy by processes that count as others': they are not our children."""
     start = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
     pids = [int(subprocess.getoutput(start)) for _ in range(count)]
     over = threading.Event()

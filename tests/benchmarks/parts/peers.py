@@ -1,7 +1,7 @@
-"""How other harnesses decide whether B is slower than A, from the calls that they would have timed: A first, then B.
+"""How other harnesses decide whether B is slower than A, from calls of A first, then of B.
 
-Each rule takes call times of A and B in the order taken, seconds, and returns their ratio, or 1 where it sees no
-difference. Where pyperf and torch have code that decides, it does.
+Each rule takes call times of A and B in the order taken, seconds, and returns their ratio, or 1
+where it sees no difference. Where pyperf and torch have code that decides, it does.
 """
 
 import math
@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu, ttest_ind
 from torch.utils import benchmark
 from torch.utils.benchmark.utils import common
 
-GUARD = 0.03  # the change from which anything is called; the same for all, so that the rules alone differ
+GUARD = 0.03  # the smallest change that counts; the same for all, so that only the rules differ
 
 
 def pyperf_compare(a, b):
@@ -31,7 +31,7 @@ def _values(calls, value_s=0.1):
 
 
 def torch_compare(a, b):
-    """torch.utils.benchmark: `Compare` prints medians in as many figures as it believes in; they differ or not."""
+    """torch.utils.benchmark: `Compare` rounds medians to figures it trusts; they differ or not."""
     task = benchmark.TaskSpec("call()", "pass")
     sides = [benchmark.Measurement(1, list(x), task) for x in (a, b)]
     shown = [common.trim_sigfig(side.median, side.significant_figures) for side in sides]
@@ -39,7 +39,7 @@ def torch_compare(a, b):
 
 
 def hyperfine_ratio(a, b):
-    """hyperfine: "1.05 ± 0.02 times slower", the standard deviations propagated into the ratio's."""
+    """hyperfine: "1.05 ± 0.02 times slower", by propagation of the standard deviations."""
     ratio = b.mean() / a.mean()
     spread = ratio * math.hypot(a.std(ddof=1) / a.mean(), b.std(ddof=1) / b.mean())
     return ratio if ratio - spread > 1 else 1.0
@@ -58,14 +58,14 @@ def plain_means(a, b):
 
 
 def benchstat(a, b):
-    """Go's benchstat: Mann and Whitney's U at 5 % on results of a second each, and the medians' change."""
+    """Go's benchstat: Mann and Whitney's U at 5 % on results of 1 s, and the medians' change."""
     x, y = (_values(side, 1.0) for side in (a, b))
     differs = min(len(x), len(y)) >= 4 and mannwhitneyu(x, y).pvalue < 0.05
     return np.median(y) / np.median(x) if differs else 1.0
 
 
 def tritonbench_ab(a, b):
-    """An A/B of raw iterations: Welch's t at 5 %, and the bootstrapped interval of the medians' ratio leaves out 1."""
+    """Raw iterations: Welch's t at 5 %, and the medians' ratio's bootstrapped interval omits 1."""
     if ttest_ind(a, b, equal_var=False).pvalue >= 0.05:
         return 1.0
     rng = np.random.default_rng(0)

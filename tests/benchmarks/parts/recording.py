@@ -1,4 +1,4 @@
-"""Record real work in versions that do 0, 3, 5 or 10 % more of it, and replay comparisons from that."""
+"""Record real work in versions that do 0, 3, 5 or 10 % more of it, and replay comparisons."""
 
 import contextlib
 import random
@@ -127,7 +127,7 @@ def _in_a_row(side, calls):
 
 
 def replay_ab(recording, units, rng, budget_s):
-    """Return the blocks that `nano ab` would have measured of A and of B, which does `units` of work."""
+    """Return the blocks that `nano ab` would have measured of A, and of B with `units` of work."""
     pairs, spent_s = Pairs(), 0.0
     for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
         generation = recording.generations[at]
@@ -143,7 +143,7 @@ def replay_ab(recording, units, rng, budget_s):
 
 
 def replay_peer(rule, recording, units, rng, length):
-    """Whether the rule of another harness calls B slower, after so many series of A and then of B."""
+    """Whether another harness's rule calls B slower, after so many series of A and then of B."""
     start = int(rng.integers(len(recording.generations)))
     order = [*recording.generations[start:], *recording.generations[:start]]
     parts = order[:length], order[length : 2 * length]
@@ -156,10 +156,10 @@ def replay_peer(rule, recording, units, rng, length):
 
 
 def _two_versions(units, rng):
-    """Draw the versions that stand for A and B, and how many times as long their work would take there.
+    """Draw the versions that stand for A and B, and how many times as long their work would take.
 
-    They are any two, since what each does more is divided out. A set of processes is one draw of their
-    positions in memory. With either of two versions as A it is two draws, around the truth.
+    They are any two, since what each does more is divided out. A set of processes is one draw of
+    their positions in memory. With either of two versions as A it is two draws, around the truth.
     """
     drawn = rng.choice(len(UNITS), 2, replace=False).tolist()
     return [

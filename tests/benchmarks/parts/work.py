@@ -1,4 +1,4 @@
-"""Real work in a hundred equal units, so that so many units more are so many per cent slower: the copy that a version holds."""
+"""The copy that a version holds: real work in a hundred equal units, each of them one per cent."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Caches of today's families of transformers: windows, latents, states, or several of them in one model."""
+"""Caches of today's families of transformers: windows, latents, states, or several in one model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is counted of a model of one's own: one token's work and traffic, a plan that a run holds to, experts, windows."""
+"""What is counted of one's own model: a token's work and traffic, a plan, experts, windows."""
 
 import pytest
 
@@ -21,8 +21,8 @@ def partly_frozen(frozen):
     body = torch.nn.Sequential(*body).requires_grad_(not frozen)
     return torch.nn.Sequential(body, torch.nn.Linear(32, 256, bias=False))
 """
-MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV_HEADS}  # fmt: skip
-MINE |= {"vocab_size": VOCAB, "context_length": 2048, "tie_embeddings": False}
+MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "vocab_size": VOCAB}
+MINE |= {"num_kv_heads": KV_HEADS, "context_length": 2048, "tie_embeddings": False}
 EXPERTS = HF | {"num_local_experts": 8, "num_experts_per_tok": 2}
 MISTRAL, MIXTRAL = "hf:MistralForCausalLM", "hf:MixtralForCausalLM"
 LINEAR = D * D + 2 * D * KV + D * D + 3 * D * FF  # weights of a block's products

@@ -1,6 +1,7 @@
-"""Build a stand-in for CUDA's driver, runtime and libraries that computes nothing, for a CUDA build of torch without a GPU.
+"""Build a stand-in for CUDA that computes nothing, for a CUDA build of torch without a GPU.
 
-With it dispatch, autograd, dynamo, Triton and ptxas run for an H100. Memory and times are the host's, and results are garbage.
+With its driver, runtime and libraries, dispatch, autograd, dynamo, Triton and ptxas run for an
+H100. Memory and times are the host's, and results are garbage.
 """
 
 import re
@@ -51,7 +52,7 @@ def build(packages, folder):
 
 
 def _stubs(libraries):
-    """A function that succeeds for each that torch needs, where neither runtime.c nor the real libraries serve."""
+    """A function that succeeds for each that torch needs and nothing else has."""
     asked = ["nm", "-D", "--undefined-only", *map(str, sorted(libraries.glob("lib*.so")))]
     listed = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=300).stdout
     needed = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
