@@ -188,7 +188,8 @@ def ulysses_attention(
     world, heads, kv_heads = ranks.world, q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
         raise BadInput(
-            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a number of ranks that divides both"
+            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a "
+            "number of ranks that divides both"
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
