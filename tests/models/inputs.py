@@ -24,6 +24,12 @@ def from_the_20th(b, h, q_idx, kv_idx):
     return (q_idx >= 20) & (kv_idx <= q_idx)
 
 
+def drawn(b, h, q_idx, kv_idx):
+    """A user's mask that draws its table in each call, always the same one."""
+    table = torch.rand(99, 99, generator=torch.Generator().manual_seed(0)) > 0.5
+    return table[q_idx, kv_idx] | (q_idx == kv_idx)
+
+
 def only_the_future(b, h, q_idx, kv_idx):
     """A user's mask that keeps no pair under causality."""
     return kv_idx > q_idx

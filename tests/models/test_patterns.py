@@ -138,6 +138,13 @@ def test_a_mask_of_ones_own_that_sequences_cannot_share_or_that_is_empty_is_refu
         attention.attend(kind, *inputs, causal=True, options=_own(name))
 
 
+def test_sequences_share_a_mask_that_draws_its_table():
+    q, k, v = (x.detach() for x in qkv(2, 4, 2, 90, 90))
+    both = attention.attend("sparse", q, k, v, causal=True, options=_own("drawn"))
+    last = attention.attend("sparse", q[1:], k[1:], v[1:], causal=True, options=_own("drawn"))
+    assert torch.allclose(both[1:], last, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "heads"),
     [

@@ -230,7 +230,7 @@ def uses_index(options: Options, place: int) -> bool:
 
     try:
         with on_cpu():  # Without `out_dims`, torch refuses a result that depends on the index.
-            torch.vmap(keeps, out_dims=None)(torch.arange(1))
+            torch.vmap(keeps, out_dims=None, randomness="same")(torch.arange(1))
     except (RuntimeError, ValueError):
         return True
     return False
