@@ -52,8 +52,7 @@ def imported(field: str, name: str) -> Callable[..., Any]:
     Raises:
         BadInput: The name is not valid, the import fails, or the module has no such function.
     """
-    check_function(field, name)
-    module_name, _, function = name.partition(":")
+    module_name, _, function = check_function(field, name).partition(":")
     _find_in_working_directory()
     try:
         found = getattr(importlib.import_module(module_name), function, None)
