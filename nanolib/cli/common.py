@@ -135,7 +135,7 @@ def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
-    if output.is_file():
+    if output.exists() and not output.is_dir():
         raise BadInput(f"--output: {output} is not a folder; name a folder")
 
 
