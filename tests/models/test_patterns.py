@@ -151,6 +151,7 @@ def test_sequences_share_a_mask_that_draws_its_table():
         ("even_distance", 4),
         ("even_distance", 1),  # a single head is head 0
         ("document_per_sequence", 4),  # a single sequence is sequence 0
+        ("everything", 1),  # a mask may return True instead of a tensor
     ],
 )
 def test_a_mask_of_ones_own_is_computed_for_each_head(name, heads):

@@ -245,7 +245,8 @@ def own_mask(inputs: PatternInputs) -> MaskMod:
     def keeps(*at: np.ndarray) -> np.ndarray:
         with on_cpu():
             indices = torch.broadcast_tensors(*map(torch.as_tensor, at))
-            return mask_mod(*indices).expand(indices[0].shape).cpu().numpy()
+            kept = torch.as_tensor(mask_mod(*indices))  # A mask may return True for all pairs.
+            return kept.expand(indices[0].shape).cpu().numpy()
 
     return mask_mod if inputs.device else keeps
 
