@@ -175,7 +175,8 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     found = histories(figures, metric)
     if shown := [one for one in found if everything or one.changes]:
         _echo_cases(table(shown))
-    echo(*history_verdict(found))
+    # Without its period, a line ends with a command that you can copy.
+    echo(*(str(one).removesuffix(".") for one in history_verdict(found)))
 
 
 def _read_side(side: str, name: str) -> tuple[Any, Any, Any]:

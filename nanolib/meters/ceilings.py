@@ -88,7 +88,7 @@ def rate(metric: str, amount: float, latency: Measurement, *, message: str = "")
         message: Message of the row.
     """
     per_second = 1e3 * amount
-    low, high = (end and per_second / end for end in (latency.high, latency.low))
+    low, high = (per_second / end if end else None for end in (latency.high, latency.low))
     return replace(
         latency,
         metric=metric,

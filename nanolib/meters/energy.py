@@ -96,7 +96,7 @@ class Track:
         inside = (window.start_s <= t) & (t <= window.end_s)
         is_counter, wrong = not np.isnan(joules).all(), ""
         if is_counter:
-            usual_s = max(period_s, float(np.median(np.diff(t))))
+            usual_s = max(period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0.0)
             still_s = longest_standstill(t[inside], joules[inside])
             if still_s >= MIN_PERIODS / 2 * usual_s:
                 wrong = f"did not change in {still_s:.3g} of {seconds:.3g} s"

@@ -141,9 +141,9 @@ def test_a_change_is_named_with_the_revisions_around_it(store, nano):
     ended = nano("latency")
     assert ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
-        "1 of 1 timings changed their level over up to 13 runs.",
+        "1 of 1 timings changed their level over up to 13 runs",
         f"attention dense seq_len=8 forward became worse: {change}. "
-        "Next: run nano ab rev5 rev6 attention.",
+        "Next: run nano ab rev5 rev6 attention",
     ]
 
 
