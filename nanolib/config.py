@@ -71,7 +71,7 @@ class NanoConfig(StrictModel):
     vocab_size: Size = 50257
     context_length: Size = 1024
     d_model: Size = 512
-    num_layers: Size = 6
+    num_layers: int = pydantic.Field(6, gt=0, le=1000)
     num_heads: Size = 8
     num_kv_heads: Size | None = None
     d_ff: Size | None = None

@@ -51,6 +51,7 @@ WITHOUT_DATABASE = {
     "run attention --label 'a\nb'": r"attention.label: 'a\nb' cannot name a run; use",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name a folder",
     "runs --output /dev/null": "/dev/null is not a folder; name a folder",
+    "run model -p 'overrides={num_layers: 1001}'": "num_layers: Input should be less than or equal",
     "run model -p 'overrides={attention_options: {windo: 3}}'": (
         "attention_options.windo: is not an option of any attention kind"
     ),

@@ -57,7 +57,7 @@ def take_turns(
     order, rounds = random.Random(seed), []
     # A reading of the CPU load takes milliseconds, so several rounds share a reading.
     readings = [(0, time.monotonic(), cpu_times())]
-    is_group = len(samplers) > 1
+    is_group, shortest_s = len(samplers) > 1, shortest_watch_s()
     while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
@@ -66,7 +66,7 @@ def take_turns(
                 continue
             del samplers[name]
         rounds.append(one)
-        if is_group and time.monotonic() - readings[-1][1] > shortest_watch_s():
+        if is_group and time.monotonic() - readings[-1][1] > shortest_s:
             readings.append((len(rounds), time.monotonic(), cpu_times()))
         if enough is not None and enough(len(rounds)):
             break

@@ -122,12 +122,16 @@ def run_facts(runs: pd.DataFrame) -> pd.DataFrame:
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
-    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
+    bad = _failed(rows)
     names = case_names(cases_in(bad))
     keys = bad[CASE_KEY].itertuples(index=False, name=None)
     return bad.assign(case=[names[key] for key in keys])[
         ["experiment", "case", "status", "message"]
     ]
+
+
+def _failed(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
@@ -149,7 +153,7 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
         otherwise: Reason to return if no case failed, or empty for a general reason.
     """
     rows = of_experiment(rows, experiment)
-    failed = failures(rows)
+    failed = _failed(rows)
     if len(failed):
         first = failed.iloc[0]
         return f"{first['status']}: {first['message']}" if first["message"] else first["status"]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Status, Unsupported
 from nanolib.numbers import MIB, format_number
 from nanolib.run.case import Case, Ceilings, Plan
 from nanolib.run.memory_plan import check_case
@@ -71,15 +71,16 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
         ms, mib, here = "—", "—", "known after a run, because the model is your own code"
         if not case.runs_code:
             ms = _predictions(case, ceilings).get("latency (ms)", ms)
-            plan, here = Plan() if case.unsupported() else case.plan(), "runs"
+            status, here = Status.OK, "runs"
+            try:
+                check_case(case)
+            except Unsupported as error:
+                status, here = error.status, f"{error.status}: {error}"
+            plan = Plan() if status == Status.UNSUPPORTED else case.plan()
             if plan.most is not None:
                 mib = format_number(plan.most / MIB)
             elif plan.reason:
                 here = f"runs ({plan.reason})"
-            try:
-                check_case(case)
-            except Unsupported as error:
-                here = f"{error.status}: {error}"
         own_line = type(case).__name__ if mib == "—" else str(case)
         lines.setdefault((own_line, ms, mib, here), []).append(str(case))
     return pd.DataFrame(

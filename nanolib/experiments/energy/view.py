@@ -83,7 +83,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     )
     columns = [*CASE, "source", "of", "provenance", "status", "message"]
     found = rows.loc[rows["metric"] == "energy", columns]
-    table = table.merge(found, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    table = table.merge(found, on=CASE, how="left", suffixes=("_of_case", ""))
     for name in ("status", "message"):
         table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))

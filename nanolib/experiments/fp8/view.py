@@ -106,8 +106,8 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
-    medians = pick(rows, "sqnr").groupby(list(CASE))["estimate"].median()
-    table = table.join(medians.rename("sqnr"), on=list(CASE))
+    medians = pick(rows, "sqnr").groupby(CASE)["estimate"].median()
+    table = table.join(medians.rename("sqnr"), on=CASE)
     is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
     table = table.assign(
         recipe=table["recipe"].str.replace("_", " "),

@@ -70,7 +70,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the step times of fresh processes. Points are hollow unless the time is steady."""
     found = of_experiment(rows, "warmup")
-    needed = pick(found, "warmup_needed").set_index(list(CASE))["estimate"]
+    needed = pick(found, "warmup_needed").set_index(CASE)["estimate"]
     parts = [pd.DataFrame()]
     for row in pick(found, "latency").to_dict("records"):
         ms = pd.Series(row["samples"], dtype=float)
