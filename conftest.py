@@ -42,10 +42,10 @@ def _output_folder_stays(monkeypatch):
 @pytest.fixture
 def small_ceilings(monkeypatch):
     """For sweeps where no ceiling decides what is asserted: each measures its own, small ones."""
-    from nanolib.meters import ceilings
+    from nanolib.run import peaks
 
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 256})
-    monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(peaks, "_MATRIX", {"cpu": 256})
+    monkeypatch.setattr(peaks, "_COPY_BYTES", {"cpu": 2**22})
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -24,7 +24,7 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str):
     """Load a public name on first use."""
     if name not in _MODULES:
         public = ", ".join(__all__)

@@ -81,7 +81,7 @@ def benchmark_with_statistics(
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = _series(func, device, warmup, trials)
-    return summarize(samples, outliers="remove" if remove_outliers else "keep")
+    return summarize(samples, remove_outliers=remove_outliers)
 
 
 def benchmark_forward(
@@ -99,7 +99,7 @@ def benchmark_forward(
         Mean and standard deviation (ddof = 1), s.
     """
 
-    def forward() -> None:
+    def forward():
         with torch.no_grad():
             model(ids)
 
@@ -124,7 +124,7 @@ def benchmark_forward_backward(
     """
     logits = logits_of(model)
 
-    def forward_backward() -> None:
+    def forward_backward():
         logits(ids).float().mean().backward()
         model.zero_grad()
 
@@ -168,7 +168,7 @@ class MemoryProfiler(contextlib.ExitStack):
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
     """
 
-    def __init__(self, device: str | torch.device | None = None) -> None:
+    def __init__(self, device: str | torch.device | None = None):
         super().__init__()
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._peak, self._resident = Peak(), Peak()

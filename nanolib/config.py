@@ -144,7 +144,7 @@ class NanoConfig(StrictModel):
         return self.parameter_count - unread
 
     @classmethod
-    def from_preset(cls, name: str, /, **changes: Any) -> Self:
+    def from_preset(cls, name: str, /, **changes) -> Self:
         """Return the config of a preset, with some fields changed.
 
         Args:
@@ -162,7 +162,7 @@ class NanoConfig(StrictModel):
 _SIZES = ("d_model", "num_layers", "num_heads", "context_length", "vocab_size")
 
 
-def _preset(*sizes: int, **more: Any) -> dict[str, Any]:
+def _preset(*sizes: int, **more) -> dict[str, Any]:
     return dict(zip(_SIZES, sizes, strict=True)) | more
 
 

@@ -96,7 +96,6 @@ class Flag(enum.StrEnum):
     )
 
 
-FLAG_TEXT = {flag: flag.text for flag in Flag}
 OVER = " over "  # Separator of the timed scope and the baseline in the scope of a speed-up.
 LEARNING_STEPS = 200  # Shorter training runs show only that the code works.
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
@@ -167,7 +166,7 @@ METRICS: dict[str, Metric] = {
 class BadInput(ValueError):
     """An input is not valid. Each line names a field and its value, and shows what to do."""
 
-    def __init__(self, *lines: str) -> None:
+    def __init__(self, *lines: str):
         self.lines = tuple(" ".join(line.split()) for line in lines)
         super().__init__("\n".join(self.lines))
 
@@ -237,14 +236,14 @@ class Measurement:
         number = format_with_interval(self.estimate, self.low, self.high)
         value, *interval = number.split(" ", 1)
         words = [value, *([] if self.unit == "1" else [self.unit]), *interval]
-        notes = "".join(f"; {FLAG_TEXT[flag]}" for flag in self.flags)
+        notes = "".join(f"; {Flag(flag).text}" for flag in self.flags)
         return f"{name}: {' '.join(words)} (n={self.n}, {self.method}){notes}"
 
 
 Measurements = Iterator[Measurement]
 
 
-def exact(metric: str, value: float, **rest: Any) -> Measurement:
+def exact(metric: str, value: float, **rest) -> Measurement:
     """Return a measurement of a deterministic value. Both ends of its interval equal the value.
 
     Args:
@@ -271,13 +270,13 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(word, known: Iterable[str], otherwise: str = "") -> str:
     """Return `did you mean …?` with a similar known word, or `otherwise` if no word is similar."""
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def shown(value: Any) -> str:
+def shown(value) -> str:
     """Return a value as one line for an error message, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

@@ -35,7 +35,7 @@ class StrictModel(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, **values):
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
@@ -73,7 +73,7 @@ class StrictModel(pydantic.BaseModel):
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
-    def _read(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+    def _read(cls, value, info: pydantic.ValidationInfo):
         """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
         kinds = _kinds(cls.model_fields[info.field_name].annotation)
         if isinstance(value, str) and str not in kinds:
@@ -102,13 +102,13 @@ class StrictModel(pydantic.BaseModel):
                 names += re.findall(r"^(?!PAPERMILL_)(\w+) = ", cell, re.MULTILINE)
         return cls(**{name: namespace[name] for name in names if name in namespace})
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value):
         """Check the whole object with the new value, then assign the value."""
         if name not in type(self).__private_attributes__:
             value = getattr(self.replace(**{name: value}), name)
         super().__setattr__(name, value)
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes) -> Self:
         """Return a checked copy with other values for some fields."""
         return type(self)(**self.model_dump() | self.flat(changes))
 
@@ -129,7 +129,7 @@ def _complaint(error: Values, known: list[str]) -> str:
     return f"{where}: {error['msg']}, got {shown(error['input'])}"
 
 
-def _kinds(annotation: Any) -> set[Any]:
+def _kinds(annotation) -> set[Any]:
     """Return the types of a field and of the items in its list. A literal type counts as text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
@@ -143,7 +143,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation} if isinstance(annotation, type) or annotation is Any else set()
 
 
-def read_value(name: str, text: str) -> Any:
+def read_value(name: str, text: str):
     """Return the value of a command line's `-p NAME=TEXT`, read as YAML.
 
     Args:
@@ -156,7 +156,7 @@ def read_value(name: str, text: str) -> Any:
     return _load(f"-p {name}: {shown(text)}", text)
 
 
-def read_yaml(path: Any) -> Values:
+def read_yaml(path) -> Values:
     """Return the mapping in a YAML file.
 
     Raises:
@@ -173,7 +173,7 @@ def read_yaml(path: Any) -> Values:
     return {} if values is None else _named(path, values)
 
 
-def _named(what: Any, values: Any) -> Values:
+def _named(what, values) -> Values:
     """Return a mapping from names to values.
 
     Raises:
@@ -185,7 +185,7 @@ def _named(what: Any, values: Any) -> Values:
     raise BadInput(f"{what}: {wrong}; give a value to each name")
 
 
-def _load(what: str, text: str) -> Any:
+def _load(what: str, text: str):
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -8,10 +8,10 @@ import pytest
 from nanolib.cli.common import EXIT_CLOSED
 from nanolib.config import ATTENTION_PATTERNS, PRESETS
 from nanolib.experiments import ALL, doctor
-from nanolib.meters import ceilings
 from nanolib.models import attention
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.run import peaks
 from nanolib.run.jobs import SCENARIOS, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
@@ -29,7 +29,7 @@ def nano(tmp_path):
 
 @pytest.mark.slow
 def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monkeypatch):
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 128})
+    monkeypatch.setattr(peaks, "_MATRIX", {"cpu": 128})
     monkeypatch.setattr(doctor, "ATTENTION_KINDS", ["dense", "sparse"])  # flex is compiled
     found = nano("doctor", "--json", "--budget", "0.05")
     assert found.exit_code == 0, found.output

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import Pipe, reduction
 from pathlib import Path
@@ -38,7 +38,7 @@ class VersionDied(RuntimeError):
         status: The status of the case that the process was running.
     """
 
-    def __init__(self, process: "Child", message: str, status: str = Status.ERROR) -> None:
+    def __init__(self, process: "Child", message: str, status: str = Status.ERROR):
         self.process, self.status = process, status
         super().__init__(message)
 
@@ -46,13 +46,11 @@ class VersionDied(RuntimeError):
 class Child(AbstractContextManager):
     """A process that answers JSON requests over a socket, and writes its output to a log."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._connection, self._theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._pid: int
-        self._wait: Callable[[], int]
 
-    def _start(self, python: str, *arguments: str, **options: Any) -> None:
+    def _start(self, python: str, *arguments: str, **options):
         with self._theirs:
             file = self._theirs.fileno()
             process = subprocess.Popen(
@@ -66,12 +64,12 @@ class Child(AbstractContextManager):
             )
         self._pid, self._wait = process.pid, process.wait
 
-    def send(self, **request: Any) -> None:
+    def send(self, **request) -> None:
         """Send a request, without waiting for the answer."""
         with self._watched():
             self._connection.send_bytes(json.dumps(request).encode())
 
-    def receive(self) -> Any:
+    def receive(self):
         """Return the answer to a request.
 
         Raises:
@@ -92,7 +90,7 @@ class Child(AbstractContextManager):
             printed = self._log.read().decode(errors="replace")
             raise VersionDied(self, describe_exit(self._wait(), printed)) from None
 
-    def ask(self, **request: Any) -> Any:
+    def ask(self, **request):
         """Send a request and return its answer."""
         self.send(**request)
         return self.receive()
@@ -106,7 +104,7 @@ class Child(AbstractContextManager):
         self._connection.close()
         self._log.close()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.close()
 
 
@@ -125,7 +123,7 @@ class ForkServer(Child):
         imported: Variables that the imports have set, and imported modules of the folders.
     """
 
-    def __init__(self, modules: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+    def __init__(self, modules: Sequence[str] = (), folders: Sequence[str] = ()):
         super().__init__()
         # Relative folders belong to a version, so the server must not import modules from them.
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -134,7 +132,7 @@ class ForkServer(Child):
         self.modules, self.forks = modules, 0
         self.imported = self.answer({"modules": [*modules], "folders": [*folders]})
 
-    def answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
+    def answer(self, request: dict[str, Any], files: Sequence[int] = ()):
         """Return the server's answer to a request of `forks.serve`.
 
         Args:
@@ -166,7 +164,7 @@ class VersionProcess(Child):
 
     def __init__(
         self, version: Version, fork_server: ForkServer | None = None, *, bound: bool = False
-    ) -> None:
+    ):
         super().__init__()
         self.version, self.is_forked = version, fork_server is not None
         self.calls = 0  # Number of calls in the last block.
@@ -187,12 +185,12 @@ class VersionProcess(Child):
         # The system reports an exit code only once, so a cache stores the exit code.
         self._wait = functools.cache(functools.partial(fork_server.answer, {"wait": self._pid}))
 
-    def send(self, **request: Any) -> None:
+    def send(self, **request) -> None:
         """Resume the process and send it a request, without waiting for the answer."""
         self._signal(signal.SIGCONT)
         super().send(**request)
 
-    def receive(self) -> Any:
+    def receive(self):
         """Return the answer to a request.
 
         Raises:
@@ -228,7 +226,7 @@ class VersionProcess(Child):
             raise VersionDied(self, answer["message"], answer["ended"])
         return answer["ms"]
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals):
         with contextlib.suppress(OSError):  # The process may have ended.
             os.killpg(self._pid, number)
 

@@ -32,10 +32,9 @@ class Processes(AbstractContextManager):
         fork: bool,
         bound: bool = False,
         log: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    ):
         self._versions, self._fork, self._bound, self._log = versions, fork, bound, log
-        self.processes: list[VersionProcess] = []
-        self._server: ForkServer | None = None
+        self.processes, self._server = [], None
 
     def renew(self) -> list[VersionProcess]:
         """End the processes and start fresh processes.
@@ -54,7 +53,7 @@ class Processes(AbstractContextManager):
             self._server.forks += 1
         return self.processes
 
-    def _learn_modules(self) -> None:
+    def _learn_modules(self):
         """Find the external modules that all versions import, and import them in a server.
 
         Code may set an environment variable before it imports a module that reads the variable. In
@@ -87,12 +86,12 @@ class Processes(AbstractContextManager):
         self._end_server()
         self._fork = False
 
-    def _start_server(self, modules: Sequence[str]) -> None:
+    def _start_server(self, modules: Sequence[str]):
         self._end_server()
         version = self._versions[0]
         self._server = ForkServer(modules, [*version.import_folders, str(version.top)])
 
-    def _end_server(self) -> None:
+    def _end_server(self):
         if self._server:
             self._server.close()
         self._server = None
@@ -105,7 +104,7 @@ class Processes(AbstractContextManager):
                 stack.callback(process.close)
             self.processes = []
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         try:
             self.end()
         finally:

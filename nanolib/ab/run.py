@@ -163,7 +163,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
     """
     task = result.task
 
-    def line(finding: str, name: str = "", message: str = "", **values: Any) -> Line:
+    def line(finding: str, name: str = "", message: str = "", **values) -> Line:
         return Line(task.experiment, case, name, finding, message=message, **values)
 
     if result.failures:

@@ -76,7 +76,7 @@ def compare_versions(
     return results
 
 
-def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
+def _judge(results: Sequence[TaskResult], settings: Settings):
     """Judge all scopes together, except scopes with too few pairs."""
     places, verdicts = [], []
     for result in results:
@@ -106,7 +106,7 @@ def compare_pairs(pairs: Pairs, threshold: float) -> Verdict:
     return compare_paired(pairs.a, pairs.b, threshold=threshold)
 
 
-def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings) -> None:
+def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings):
     """Run the tasks in one pair of processes after another.
 
     The loop ends when each ratio is precise enough or the time limit is reached.

@@ -29,7 +29,7 @@ class Refused(Exception):
     """This version cannot serve a request, for the reason in the message."""
 
 
-def _answer(**values: Any) -> None:
+def _answer(**values):
     _connection.send_bytes(json.dumps(values).encode())
 
 
@@ -66,7 +66,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
     return kept
 
 
-def _serve_function(request: dict[str, Any], root: Path) -> None:
+def _serve_function(request: dict[str, Any], root: Path):
     call = function = _imported(request["function"], root)
     if request["setup"]:
         call = functools.partial(function, _imported(request["setup"], root)())
@@ -96,7 +96,7 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
 
 
-def _imported(name: str, root: Path) -> Any:
+def _imported(name: str, root: Path):
     """Return the callable `package.module:function` of this version."""
     module_name, _, attribute = name.partition(":")
     try:
@@ -112,7 +112,7 @@ def _imported(name: str, root: Path) -> Any:
     return found
 
 
-def _check_ours(module: ModuleType, root: Path) -> None:
+def _check_ours(module: ModuleType, root: Path):
     if not is_ours(module, root):
         raise Refused(
             f"{module.__name__} is outside this version (its file: {_file(module)}); "
@@ -126,7 +126,7 @@ def is_ours(module: ModuleType, root: Path) -> bool:
     return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
 
 
-def _file(module: Any) -> str | None:
+def _file(module) -> str | None:
     """Return the file of a module, or None, without starting the import of a lazy module."""
     return module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
 
@@ -150,14 +150,14 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any
         raise Refused(_short(error)) from None
 
 
-def _serve_case(request: dict[str, Any], root: Path) -> None:
+def _serve_case(request: dict[str, Any], root: Path):
     """Measure a case as `nano run` does, but interleave the blocks of both versions."""
     params, cases = _experiment(request, root)
     import numpy as np
 
     from nanolib.run.group import measure_group
 
-    def collect(clock: Any, phases: dict[str, Any], *_limits: float) -> Any:
+    def collect(clock, phases: dict[str, Any], *_limits: float):
         calls = list(phases.values())
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
         shape = {"calls_per_block": len(blocks[0]), "inner": 1, "stop": "interleaved"}
@@ -169,12 +169,12 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
     _answer(ended=outcome.status, message=outcome.message, rows=rows)
 
 
-def _list_cases(request: dict[str, Any], root: Path) -> None:
+def _list_cases(request: dict[str, Any], root: Path):
     _, cases = _experiment(request, root)
     _answer(cases={name: case.factors for name, case in cases.items() if case.supports_ab})
 
 
-def _list_imports(_request: dict[str, Any], root: Path) -> None:
+def _list_imports(_request: dict[str, Any], root: Path):
     """Send the names of imported modules outside the version, and what forbids forks.
 
     Modules outside the version are, for example, packages of the environment. The names of modules
@@ -224,7 +224,7 @@ def exit_with(parent: int) -> None:
     _loaded(_OURS / "run" / "process.py").exit_with_parent(parent)
 
 
-def _free_threads() -> None:
+def _free_threads():
     """Let the threads that Python starts use all cores.
 
     OpenMP binds the main thread to a single core, and a new thread inherits the cores of the thread
@@ -232,7 +232,7 @@ def _free_threads() -> None:
     """
     cores, start = os.sched_getaffinity(0), threading.Thread.start
 
-    def start_free(thread: threading.Thread) -> None:
+    def start_free(thread: threading.Thread):
         bound = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)
         try:

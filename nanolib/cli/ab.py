@@ -5,7 +5,6 @@ import math
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -94,7 +93,7 @@ def ab(
     sys.exit(EXIT_OK if found.compared else EXIT_BAD_INPUT)
 
 
-def _agree(seconds: float) -> None:
+def _agree(seconds: float):
     """In a terminal, ask the user to confirm a comparison of more than five minutes."""
     if seconds > ASK_FROM_S and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Continue?", default=True, abort=True, err=True)
@@ -106,7 +105,7 @@ def _spec(
     functions: tuple[str, ...],
     setup: str,
     pythons: tuple[str, ...],
-) -> Any:
+):
     """Return what to compare. Two interpreters need no revision, and then run the working tree."""
     from nanolib.ab.run import Spec
     from nanolib.ab.versions import HERE, inspect_interpreter

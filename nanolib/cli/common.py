@@ -44,11 +44,11 @@ class Amount(click.FloatRange):
         zero: Whether 0 is valid too.
     """
 
-    def __init__(self, unit: str, limit: float, *, zero: bool = False) -> None:
+    def __init__(self, unit: str, limit: float, *, zero: bool = False):
         super().__init__(0, limit, min_open=not zero, max_open=True)
         self.unit = unit
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
+    def convert(self, value, param: click.Parameter | None, ctx) -> float:
         """See `click.ParamType.convert`."""
         number = click.FLOAT.convert(str(value).removesuffix(self.unit), param, ctx)
         if math.isnan(number):
@@ -61,7 +61,7 @@ class NewFile(click.ParamType):
 
     name = "file"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+    def convert(self, value, param, ctx) -> Path:
         """See `click.ParamType.convert`."""
         path = Path(value)
         if not path.absolute().parent.is_dir():
@@ -76,7 +76,7 @@ SHARE = Amount("%", 1)
 DAYS = Amount("d", 1e6, zero=True)
 
 
-def echo(*lines: Any, err: bool = False) -> None:
+def echo(*lines, err: bool = False) -> None:
     """Print lines, without control characters that could change the terminal's state.
 
     Args:
@@ -87,14 +87,14 @@ def echo(*lines: Any, err: bool = False) -> None:
         click.echo(printable(str(line)), err=err)
 
 
-def to_json(value: Any) -> str:
+def to_json(value) -> str:
     """Return a value as JSON text, with null for infinite numbers and NaN."""
     import pydantic_core
 
     return pydantic_core.to_json(value, indent=1, inf_nan_mode="null", fallback=str).decode()
 
 
-def echo_json(value: Any) -> None:
+def echo_json(value) -> None:
     """Print a value as JSON."""
     echo(*to_json(value).split("\n"))
 
@@ -117,7 +117,7 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
-def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
+def _parse_pairs(_context, _option, pairs: tuple[str, ...]) -> dict[str, str]:
     """Return the parameters of `-p NAME=VALUE` as name → text. The last value of a name counts."""
     values = {}
     for pair in pairs:
@@ -130,7 +130,7 @@ def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[st
     return values
 
 
-def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
+def _set_output(_context, _option, folder: str | None):
     """Set the output folder of this process and of its child processes."""
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
@@ -159,7 +159,7 @@ pairs_option = click.option(
 
 
 def option(
-    name: str, default: Any, text: str, metavar: str | None = None, **more: Any
+    name: str, default, text: str, metavar: str | None = None, **more
 ) -> Callable[[Any], Any]:
     """Return an option whose help shows its default."""
     return click.option(
@@ -173,7 +173,7 @@ def file_option(name: str, text: str) -> Callable[[Any], Any]:
 
 
 def command(
-    *examples: str, cls: type[click.Command] = click.Command, **attributes: Any
+    *examples: str, cls: type[click.Command] = click.Command, **attributes
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Return a decorator that turns a function into a command with examples in the help.
 
@@ -196,7 +196,7 @@ def _is_output_closed() -> bool:
 class Commands(click.Group):
     """A group of commands that reports invalid input, options and files without a traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context):
         """Run the command that the command line names."""
         try:
             return super().invoke(ctx)
@@ -212,7 +212,7 @@ class Commands(click.Group):
                 complain(f"{type(error).__name__}: {error}")
         sys.exit(EXIT_BAD_INPUT)
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
+    def main(self, *args, **kwargs):
         """Run the command line, and end the process with the command's exit code."""
         try:
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)

@@ -110,7 +110,7 @@ def compare(
 
 
 def show_comparison(
-    found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
+    found, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
     """Print a comparison, and write the findings to the files that the user named."""
     from nanolib.report.tables import markdown_table
@@ -131,7 +131,7 @@ def show_comparison(
         markdown_file.write_text(text, encoding="utf-8")
 
 
-def _echo_findings(table: Any) -> None:
+def _echo_findings(table):
     """Print one table per experiment, and below the tables the notes that their rows number."""
     notes = {"": ""}
     for _, part in table.groupby("experiment", sort=False) if len(table) else ():
@@ -140,7 +140,7 @@ def _echo_findings(table: Any) -> None:
     echo("", *(f"{number}: {note}" for note, number in notes.items() if note))
 
 
-def _echo_cases(table: Any) -> None:
+def _echo_cases(table):
     """Print a table of cases, without empty columns, under the words that all its cases share."""
     from nanolib.compare.findings import share_words
 

@@ -112,9 +112,7 @@ def _sizes(preset: str) -> str:
 @option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
 @file_option("json", "Write the plan as JSON.")
-def plan(
-    model: str, memory: str, pairs: dict[str, str], json_file: Path | None, **rest: Any
-) -> None:
+def plan(model: str, memory: str, pairs: dict[str, str], json_file: Path | None, **rest) -> None:
     """Check whether a model fits in memory, and show what uses the memory.
 
     MODEL is a preset, hf:LlamaForCausalLM, a Hugging Face config.json, or package.module:build.
@@ -219,7 +217,7 @@ def run(
     sys.exit(EXIT_OK if statuses <= {"done"} else EXIT_FAILED)
 
 
-def _conclude(result: Any) -> list[str]:
+def _conclude(result) -> list[str]:
     """Return the question of a finished notebook and its first conclusion as lines of text."""
     run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
@@ -231,11 +229,11 @@ def _conclude(result: Any) -> list[str]:
     return []
 
 
-def _show_plan(jobs: list[Any]) -> None:
+def _show_plan(jobs: list[Any]):
     """Print the cases of a dry run, and the expected duration of each notebook."""
     from nanolib.meters.machine import this_machine
     from nanolib.run.dry_run import dry_run_table, expected_s
-    from nanolib.run.peaks_case import ceilings_of
+    from nanolib.run.peaks import ceilings_of
 
     machine_id, path, expected = this_machine().machine_id, database_path(), []
     with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.
@@ -255,7 +253,7 @@ def _show_plan(jobs: list[Any]) -> None:
         echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
 
 
-def _duration(seconds: Any) -> str:
+def _duration(seconds) -> str:
     """Return a duration as `: about 90 s (75 to 110 s) inside cases`, or no text if unknown."""
     if not seconds:
         return ""
@@ -263,7 +261,7 @@ def _duration(seconds: Any) -> str:
     return f": about {estimate} s ({low} to {high} s) inside cases"
 
 
-def _show_failures(run_ids: list[str]) -> None:
+def _show_failures(run_ids: list[str]):
     from nanolib.report.overview import failures
 
     with Store(create=False) as store:

@@ -198,7 +198,7 @@ def case_names(
             times.
     """
     cases = list(cases)
-    alike: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(dict)
+    alike = defaultdict(dict)  # experiment and name → case ID → factors as text
     for _, experiment, case_id, factors in cases:
         line = {factor: shown(value) for factor, value in factors.items()}
         alike[experiment, case_name(factors)][case_id] = line

@@ -116,7 +116,7 @@ def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], Figures]:
     The newest run counts even if the run failed. nanolib excludes times that are only modelled.
     """
     newest = rows.groupby(CASE_KEY)["run_id"].transform("last")
-    cases: dict[tuple[str, str, str], Figures] = defaultdict(dict)
+    cases = defaultdict(dict)
     for row in rows[rows["run_id"] == newest].to_dict("records"):
         case, metric = cases[tuple(row[name] for name in CASE_KEY)], row["metric"]
         is_modelled_time = metric == "latency" and row["provenance"] == Provenance.MODELLED
@@ -152,7 +152,7 @@ def _case_line(finding: str, message: str) -> Line:
     return Line("", "", "", finding, message=message)
 
 
-def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
+def _line(then: Row, now: Row, finding: str, **rest) -> Line:
     metric = f"{then['metric']} {then['scope']}".strip()
     ends = float(then["estimate"]), float(now["estimate"])
     return Line(then["experiment"], "", metric, finding, *ends, **rest)

@@ -5,16 +5,10 @@ notebook, add a folder here, its name in `MEASURING`, a notebook of the same nam
 per suite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nanolib.report.section import Section
 
 MEASURING = ("attention", "model", "warmup", "energy", "fp8", "distributed")
 
@@ -25,6 +19,6 @@ ALL: dict[str, Callable[[], ModuleType]] = {
 ALL["summary"] = partial(import_module, f"{__name__}.summary")
 
 
-def sections() -> tuple[Section, ...]:
-    """Return the sections of the report, one per measuring notebook."""
+def sections() -> tuple:
+    """Return each measuring notebook's `Section` of the report, in order."""
     return tuple(import_module(f"{__name__}.{name}.view").SECTION for name in MEASURING)

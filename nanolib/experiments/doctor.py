@@ -10,8 +10,7 @@ import pydantic
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.measurement import FLAG_TEXT, Unsupported, one_line
-from nanolib.meters.ceilings import PRODUCTS
+from nanolib.measurement import Flag, Unsupported, one_line
 from nanolib.meters.machine import (
     Machine,
     limit_threads,
@@ -28,7 +27,7 @@ from nanolib.paths import make_folder, output_folder
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
-from nanolib.run.peaks_case import ceiling_cases, no_product
+from nanolib.run.peaks import PRODUCTS, ceiling_cases, no_product
 
 
 class Params(shared.Params):
@@ -134,6 +133,6 @@ def _ceilings(params: Params) -> dict[str, str]:
             continue
         unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
         rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
-        notes = [FLAG_TEXT[flag] for flag in row.flags]
+        notes = [Flag(flag).text for flag in row.flags]
         found[row.scope] = "; ".join(filter(None, [f"{rate} {unit}", row.message, *notes]))
     return found

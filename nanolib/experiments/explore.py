@@ -17,19 +17,18 @@ from nanolib.measurement import BadInput, Status, cause
 from nanolib.meters.energy import EnergyMeter, Track, Window
 from nanolib.meters.machine import this_machine
 from nanolib.meters.power import find_sources
-from nanolib.report import renderer
-from nanolib.report.display import CommandLine, Table
+from nanolib.report.display import CommandLine, Table, live_chart
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.dry_run import prediction_table
 from nanolib.run.group import Canceled
 from nanolib.run.jobs import DEFAULT_SUITE, plan
-from nanolib.run.peaks_case import ceilings_of
+from nanolib.run.peaks import ceilings_of
 from nanolib.store import Store
 
 
-def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None) -> Any:
+def explore(experiment, params: shared.Params, rows: pd.DataFrame | None = None):
     """Return controls for a notebook's parameters, or None in a batch run.
 
     Args:
@@ -52,10 +51,8 @@ class Explore:
         widget: Widget that the notebook shows.
     """
 
-    def __init__(
-        self, experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None
-    ) -> None:
-        def button(text: str, icon: str, act: Callable[[Any], None], **rest: Any) -> Any:
+    def __init__(self, experiment, params: shared.Params, rows: pd.DataFrame | None = None):
+        def button(text: str, icon: str, act: Callable[[Any], None], **rest):
             made = widgets.Button(description=text, icon=icon, **rest)
             made.on_click(act)
             return made
@@ -76,7 +73,7 @@ class Explore:
         drawing = empty_chart("Measured", "not measured yet; select Measure")
         if rows is not None:
             drawing = self._section.main_chart(rows)
-        self.chart = renderer.live_chart(drawing)
+        self.chart = live_chart(drawing)
         self._update()
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
         boxes = widgets.GridBox([*self.controls.values()], layout=grid)
@@ -94,7 +91,7 @@ class Explore:
         given = {name: control.value for name, control in self.controls.items()}
         return self._params.replace(**given)
 
-    def _update(self, change: Any = None) -> None:
+    def _update(self, change=None):
         """Show the command for the values of the controls, or why a value is not valid.
 
         Args:
@@ -111,7 +108,7 @@ class Explore:
         # While a measurement runs, only Cancel is enabled.
         self.measure.disabled = self.predict.disabled or not self.cancel.disabled
 
-    def _predict(self, _: Any) -> None:
+    def _predict(self, _):
         try:
             with Store() as store:
                 ceilings = ceilings_of(store, this_machine().machine_id)
@@ -123,7 +120,7 @@ class Explore:
         title = "Predicted" if ceilings else f"Predicted ({lacking})"
         self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
-    def _start(self, _: Any) -> None:
+    def _start(self, _):
         params = self.params()
         self._folder = TemporaryDirectory(prefix="nanolib-explore-")
         self._path = Path(self._folder.name) / "results.sqlite"
@@ -134,11 +131,11 @@ class Explore:
         worker.start()
         threading.Thread(target=self._show_power, args=(worker,), daemon=True).start()
 
-    def _cancel(self, _: Any) -> None:
+    def _cancel(self, _):
         self.status.value = "Canceling …"
         self._stop.set()
 
-    def _measure(self, params: shared.Params) -> None:
+    def _measure(self, params: shared.Params):
         how = {"stop": self._stop, "on_progress": self._progress}
         try:
             with Store(self._path) as store:
@@ -155,7 +152,7 @@ class Explore:
             self._show()
             self._update()
 
-    def _show_power(self, worker: threading.Thread) -> None:
+    def _show_power(self, worker: threading.Thread):
         """Show the power once a second until a thread ends, or why no sensor measures the power."""
         found = find_sources()
         why = "; ".join(f"{kind}: {reason}" for kind, reason in found.missing.items())
@@ -169,11 +166,11 @@ class Explore:
             worker.join(1.0)
         self.power.value = ""
 
-    def _progress(self, done: int, total: int, case: str) -> None:
+    def _progress(self, done: int, total: int, case: str):
         self.status.value = f"{done} of {total}: {escape(case)}"
         self._show()
 
-    def _show(self) -> None:
+    def _show(self):
         """Show the rows of the measurement, without rows of unfinished cases."""
         with Store(self._path) as store:
             rows = store.measurements(samples=True)
@@ -184,7 +181,7 @@ class Explore:
         table = next(iter(self._section.tables.values())).readable(rows)
         self.measured.value = f"<i>Measured</i>{Table(table)._repr_html_()}"
 
-    def _keep(self, _: Any) -> None:
+    def _keep(self, _):
         try:
             with Store() as store:
                 store.merge(self._path)
@@ -216,7 +213,7 @@ def command_of(params: shared.Params) -> str:
     return shlex.join(words)
 
 
-def _control(params: shared.Params, name: str) -> Any:
+def _control(params: shared.Params, name: str):
     """Return a checkbox, a dropdown or a text field that sets a parameter."""
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
     layout = {"width": "98%"}

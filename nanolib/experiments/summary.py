@@ -1,10 +1,9 @@
 """Define the parameters of the summary notebook, and read the rows that the notebook shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import pandas as pd
 from pydantic import Field
 
 from nanolib.measurement import MOST_LABEL
@@ -12,9 +11,6 @@ from nanolib.params import StrictModel
 from nanolib.report import regressions
 from nanolib.report.overview import newest_machine
 from nanolib.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Params(StrictModel):

@@ -14,7 +14,6 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
 
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
@@ -43,13 +42,13 @@ class CallCheck:
         ValueError: steps: a call only starts the work and returns a map; ...
     """
 
-    def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:
+    def __init__(self, call: Callable[[], object], what: str, error: type[Exception]):
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
         # Of the first call: the time in ns, a function that returns the result, and the writes.
         self._first = None
 
-    def __call__(self) -> Any:
+    def __call__(self):
         """Call the function, check its result, and return it."""
         dynamo = sys.modules.get("torch._dynamo")  # torch imports `torch._dynamo` to compile.
         changes = {"fail_on_recompile_limit_hit": True}
@@ -66,7 +65,7 @@ class CallCheck:
             self.is_cached |= is_same and first_ns >= _CACHED_RATIO * took_ns
         return result
 
-    def _refuse_unfinished(self, result: object) -> None:
+    def _refuse_unfinished(self, result):
         found = result[0] if isinstance(result, list | tuple) and result else result
         waits = any(callable(getattr(type(found), name, None)) for name in _WAITS)
         if not waits and not isinstance(found, Iterator | AsyncIterator | Awaitable):
@@ -77,7 +76,7 @@ class CallCheck:
         raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
-def _kept(result: object) -> Callable[[], object]:
+def _kept(result) -> Callable[[], object]:
     """Return a weak reference to the result if possible, or otherwise a strong reference."""
     try:
         return weakref.ref(result)
@@ -85,7 +84,7 @@ def _kept(result: object) -> Callable[[], object]:
         return lambda: result
 
 
-def _writes(result: object) -> int:
+def _writes(result) -> int:
     """Count the writes to a tensor, because an in-place output is the same object in each call."""
     with contextlib.suppress(RuntimeError):  # A tensor of inference mode does not count writes.
         return getattr(result, "_version", 0)

@@ -35,7 +35,7 @@ class HostClock:
     gpu = None
     resolution_ms = 1e-4
 
-    def __init__(self, synchronize: Call | None = None) -> None:
+    def __init__(self, synchronize: Call | None = None):
         self.synchronize = synchronize
         self.now = self._synchronized if synchronize else time.perf_counter_ns
 
@@ -88,7 +88,7 @@ class CudaClock:
     method = "cuda_event"
     resolution_ms = 0.5e-3  # CUDA documents half a microsecond.
 
-    def __init__(self, device: Device = "cuda", nvml: Any = pynvml) -> None:
+    def __init__(self, device: Device = "cuda", nvml=pynvml):
         self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
 
@@ -173,7 +173,7 @@ class ColdClock:
         device: Device on which the calls compute.
     """
 
-    def __init__(self, clock: HostClock | CudaClock, device: Device) -> None:
+    def __init__(self, clock: HostClock | CudaClock, device: Device):
         self._clock, self.gpu = clock, clock.gpu
         self.method = f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms

@@ -142,7 +142,7 @@ class Track:
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
         message = _NO_READING.get(source.provenance, "")
 
-        def row(metric: str, joules: Interval, factor: float = 1.0, **more: Any) -> Measurement:
+        def row(metric: str, joules: Interval, factor: float = 1.0, **more) -> Measurement:
             low, value, high = (end * factor for end in joules)
             rest = common | {"n": 1, "message": message, "details": details | more}
             return Measurement(metric, value, low, high, 1.0, **rest)
@@ -193,7 +193,7 @@ class EnergyMeter:
         sample_s: float = _SAMPLE_S,
         device: Device = "cpu",
         trace: Trace | None = None,
-    ) -> None:
+    ):
         if sources is None:
             gpu = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
             sources = find_sources(gpu=gpu).sources or [EstimateSource()]
@@ -209,12 +209,12 @@ class EnergyMeter:
         self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception):
         self._stop.set()
         self._thread.join()
         self.read()
 
-    def _sample(self) -> None:
+    def _sample(self):
         while not self._stop.wait(self._sample_s):
             self.read()
 

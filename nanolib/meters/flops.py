@@ -24,7 +24,7 @@ _MASKED = -1e4
 _ROWS = 1024
 
 
-def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
+def _grouped(a: Tensor, b: Tensor, *rest, **named) -> int:
     # Each row of `a` is multiplied by the matrix of one group. Two stacks are multiplied in pairs.
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
@@ -99,11 +99,11 @@ class _Counter(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, count: FlopCount) -> None:
+    def __init__(self, count: FlopCount):
         super().__init__()
         self._count = count
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run the operation, or the operations that it consists of, and count FLOPs."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
         if not hasattr(func, "overloadpacket"):  # FlexAttention is a higher-order operation.
@@ -132,7 +132,7 @@ class _Counter(TorchDispatchMode):
             self._count.uncounted.add(name)
         return out
 
-    def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
+    def _add_sdpa(self, name: str, given: dict[str, Any]):
         q, k, v = (given[name] for name in ("query", "key", "value"))
         mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
         if given.get("is_causal"):  # torch aligns the first query with the first key.
@@ -143,7 +143,7 @@ class _Counter(TorchDispatchMode):
             kept, total = self._sum_of(kept_pairs(mask)), mask.numel()
         self._add_attention(name, q, k, v, kept, total)
 
-    def _add_flex_attention(self, name: str, args: tuple[Any, ...]) -> None:
+    def _add_flex_attention(self, name: str, args: tuple[Any, ...]):
         q, k, v = args[:3]
         mask = next(x for x in args[3:] if isinstance(x, tuple) and x and callable(x[-1]))
         batch, heads = mask[2].shape[:2]
@@ -161,9 +161,7 @@ class _Counter(TorchDispatchMode):
             return is_kept.numel()
         return int(is_kept.sum())
 
-    def _add_attention(
-        self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int
-    ) -> None:
+    def _add_attention(self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int):
         """Add the FLOPs of attention's two products. The mask keeps `kept` of `total` pairs."""
         scores = 2 * q.numel() * k.shape[-2]
         flops = scores + scores // q.shape[-1] * v.shape[-1]

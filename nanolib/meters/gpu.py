@@ -23,7 +23,7 @@ _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
 _BUSY_PERCENT = 10
 
 
-def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
+def _ask(nvml, name: str, *arguments):
     """Return a reading from the driver, or None if the GPU does not support the reading."""
     try:
         return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
@@ -35,7 +35,7 @@ def _named(reasons: int, names: Mapping[int, str]) -> str:
     return ", ".join(name for bit, name in names.items() if reasons & bit)
 
 
-def gpu_watts(nvml: Any, gpu: Any) -> float:
+def gpu_watts(nvml, gpu) -> float:
     """Read the present power of a GPU, W.
 
     If the driver does not report the present power, nanolib reads the power usage, which newer GPUs
@@ -59,7 +59,7 @@ class GpuState:
         nvml: NVML module.
     """
 
-    def __init__(self, device: str, nvml: Any = pynvml) -> None:
+    def __init__(self, device: str, nvml=pynvml):
         self._device, self._nvml = device, nvml
         self._seen = defaultdict(list)  # name of a sensor → its readings
         self._reasons = 0  # bits of all reasons for a low clock
@@ -87,7 +87,7 @@ class GpuState:
         return found | ({"throttled_by": named} if named else {})
 
     @functools.cached_property
-    def _gpu(self) -> Any:
+    def _gpu(self):
         """Handle of the GPU, or None without a driver."""
         with contextlib.suppress(self._nvml.NVMLError):
             self._nvml.nvmlInit()
@@ -95,7 +95,7 @@ class GpuState:
         return None
 
 
-def gpu_interference(uuid: str, nvml: Any = pynvml) -> list[str]:
+def gpu_interference(uuid: str, nvml=pynvml) -> list[str]:
     """Describe what disturbs a GPU: other processes, utilization, a power cap or a lowered clock.
 
     Args:

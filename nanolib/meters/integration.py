@@ -161,7 +161,7 @@ class ReplaySource:
 
     name, of, provenance = "replay", "trace", Provenance.REPLAYED
 
-    def __init__(self, t_s: Sequence[float], watts: Sequence[float]) -> None:
+    def __init__(self, t_s: Sequence[float], watts: Sequence[float]):
         self._t, self._watts = np.asarray(t_s, float), np.asarray(watts, float)
         self._start = time.monotonic()
         self.period_s = float(np.median(np.diff(self._t)))

@@ -27,8 +27,8 @@ from nanolib.stats.steady import (
     SteadyState,
     count_outliers,
     ljung_box_p,
-    remove_outliers,
     steady_state,
+    without_outliers,
 )
 
 
@@ -173,7 +173,7 @@ def summarize(
     steady: SteadyState | None = None,
     scope: str = "",
     method: str = "perf_counter",
-    outliers: str = "keep",
+    remove_outliers: bool = False,
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive statistics.
@@ -186,7 +186,7 @@ def summarize(
         steady: Steady state of the samples. By default, `steady_state` finds the state.
         scope: Scope of the row.
         method: Method of the clock.
-        outliers: How to treat outliers, `keep` or `remove`.
+        remove_outliers: Whether to drop the blocks beyond the mild fences.
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
@@ -198,9 +198,8 @@ def summarize(
         cut_blocks = 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
-    is_kept = outliers == "keep"
-    if not is_kept:
-        medians = remove_outliers(medians)
+    if remove_outliers:
+        medians = without_outliers(medians)
         method += ", outliers removed"
     low, estimate, high, confidence = interval_of(medians)
     lag_p = ljung_box_p(medians)
@@ -213,15 +212,15 @@ def summarize(
     }
     counts = count_outliers(medians)
     flags = {
-        Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,
-        Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
+        Flag.OUTLIERS_SEVERE: counts.severe > 0 and not remove_outliers,
+        Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe and not remove_outliers,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
-        Flag.OUTLIERS_REMOVED: not is_kept,
+        Flag.OUTLIERS_REMOVED: remove_outliers,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
         Flag.AUTOCORRELATED: lag_p is not None and lag_p < 0.01,
     }

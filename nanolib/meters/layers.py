@@ -68,8 +68,8 @@ class LayerProfiler:
         config: ProfilingConfig | None = None,
         *,
         trace: Trace | None = None,
-        **fields: Any,
-    ) -> None:
+        **fields,
+    ):
         if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None):
             raise BadInput("model: a compiled model cannot be profiled; give the eager model")
         if "preallocate_size" in fields:
@@ -110,7 +110,7 @@ class LayerProfiler:
         self._restore.enter_context(replace_methods(timed))
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception):
         self._restore.close()
         self.results()
 
@@ -120,7 +120,7 @@ class LayerProfiler:
         most = config.preallocate_metrics if config.batch_db_commits else 1
 
         @functools.wraps(entry)
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args, **kwargs):
             if running:  # A method of the model may call another method.
                 return entry(*args, **kwargs)
             call = self._call = Call(next(self._numbers))
@@ -162,7 +162,7 @@ class LayerProfiler:
         """Wrap a module's `forward`. In plain calls, only modules that the model calls count."""
         running, now = self._open, self._clock.now
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args, **kwargs):
             call = self._call
             if not running or (len(running) > 1 and not call.turn):
                 return forward(*args, **kwargs)
@@ -179,7 +179,7 @@ class LayerProfiler:
 
         return timed
 
-    def _add_statistics(self, name: str, args: Any, kwargs: Any, out: torch.Tensor) -> None:
+    def _add_statistics(self, name: str, args, kwargs, out: torch.Tensor):
         """Compute statistics of a module's call, without waiting for the device."""
         near_zero = self.config.near_zero
         if self.config.capture_activations:
@@ -189,10 +189,10 @@ class LayerProfiler:
             share = (x.detach().abs() < near_zero).mean(dtype=torch.float32)
             self._add(self._layer(name), {"mlp_kill_ratio": share})
 
-    def _add_attention_statistics(self, inputs: dict[str, Any]) -> None:
+    def _add_attention_statistics(self, inputs: dict[str, Any]):
         self._add(self._layer(""), attention_statistics(inputs, self.config.near_zero))
 
-    def _add(self, name: str, statistics: Mapping[str, torch.Tensor]) -> None:
+    def _add(self, name: str, statistics: Mapping[str, torch.Tensor]):
         self._call.values += [(name, *statistic) for statistic in statistics.items()]
 
     def _layer(self, name: str) -> str:
@@ -236,7 +236,7 @@ class LayerProfiler:
         return [*self._found.values()]
 
 
-def _is_summable(x: object) -> bool:
+def _is_summable(x) -> bool:
     """Return whether torch computes statistics of a value. torch cannot add 8-bit numbers."""
     is_tensor = isinstance(x, torch.Tensor) and x.is_floating_point()
     return is_tensor and x.element_size() > 1 and x.numel() > 0

@@ -102,7 +102,7 @@ class MemoryTracker(LiveBytes):
         section: Name of the current section of the call, from `begin`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module):
         super().__init__()
         self._model = model
         self._lives = []  # lifetimes of all storages, in the order in which torch made the storages
@@ -112,7 +112,7 @@ class MemoryTracker(LiveBytes):
         self.existing = 0
         self.section = None
 
-    def begin(self, section: Any) -> None:
+    def begin(self, section) -> None:
         """Begin or continue a section, and end the previous section."""
         self.section = section
         self._events.append(section)
@@ -146,7 +146,7 @@ class MemoryTracker(LiveBytes):
         for tensor in tensors:
             self._mark(tensor, kind)
 
-    def _count(self, key: int, size: int) -> None:
+    def _count(self, key: int, size: int):
         super()._count(key, size)
         if size > 0:
             operation = self._operation.name() if self._operation else ""
@@ -157,7 +157,7 @@ class MemoryTracker(LiveBytes):
             self._living.pop(key).died = len(self._events)
         self._events.append(self.section)
 
-    def _mark(self, tensor: torch.Tensor, kind: str, **changes: str) -> None:
+    def _mark(self, tensor: torch.Tensor, kind: str, **changes: str):
         """Set the kind, and other fields of the part, of a storage that counts as a temporary."""
         life = self._living.get(storage_key(tensor))
         if life is not None and life.part.kind == MemoryKind.TEMPORARIES:
@@ -167,13 +167,13 @@ class MemoryTracker(LiveBytes):
     def follow_modules(self) -> Iterator[None]:
         """Follow the model's modules within the context, and mark saved tensors and gradients."""
 
-        def entered(name: str, *_: Any) -> None:
+        def entered(name: str, *_):
             self._inside.append(name)
 
-        def left(*_: Any) -> None:
+        def left(*_):
             self._inside.pop()
 
-        def accumulated(module: str, weight: torch.Tensor) -> None:
+        def accumulated(module: str, weight: torch.Tensor):
             self._mark(weight.grad, MemoryKind.GRADIENTS, module=module)
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:

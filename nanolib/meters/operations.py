@@ -139,11 +139,11 @@ def operations_of(
 class AttentionWatch(TorchFunctionMode):
     """Call `look` with the named arguments of each call of `scaled_dot_product_attention`."""
 
-    def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, look: Callable[[dict[str, Any]], None]):
         super().__init__()
         self._look = look
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         """Call the function, then `look`."""
         out = func(*args, **kwargs or {})
         if func is scaled_dot_product_attention:

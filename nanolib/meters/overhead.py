@@ -120,7 +120,7 @@ class _ProfiledClock(HostClock):
         calls: Number of calls in a block.
     """
 
-    def __init__(self, model: nn.Module, config: ProfilingConfig | None, calls: int) -> None:
+    def __init__(self, model: nn.Module, config: ProfilingConfig | None, calls: int):
         super().__init__(synchronizer(next(model.parameters()).device))
         self._model, self._config, self._calls = model, config, calls
 

@@ -115,8 +115,8 @@ def _gpu_sensor(
     )
 
 
-def _nvidia(nvml: Any, only: str) -> Iterator[Sensor]:
-    def joules(gpu: Any) -> float:
+def _nvidia(nvml, only: str) -> Iterator[Sensor]:
+    def joules(gpu) -> float:
         return nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3
 
     nvml.nvmlInit()
@@ -127,7 +127,7 @@ def _nvidia(nvml: Any, only: str) -> Iterator[Sensor]:
             yield _gpu_sensor("nvml", index, partial(joules, gpu), watts)
 
 
-def _imported(name: str, extra: str) -> Any:
+def _imported(name: str, extra: str):
     try:
         return importlib.import_module(name)
     except Exception as error:  # Without its driver's library, amdsmi raises a KeyError.
@@ -135,19 +135,19 @@ def _imported(name: str, extra: str) -> Any:
         raise OSError(f"{why}; run pip install -e '.[{extra}]' in the checkout") from None
 
 
-def _amd(amdsmi: Any) -> Iterator[Sensor]:
+def _amd(amdsmi) -> Iterator[Sensor]:
     if amdsmi is None:
         if not _KFD.exists():
             raise OSError("no AMD GPU (no /dev/kfd)")
         amdsmi = _imported("amdsmi", "amd")
 
-    def joules(gpu: Any) -> float:
+    def joules(gpu) -> float:
         found = amdsmi.amdsmi_get_energy_count(gpu)
         # Older libraries call the counter `power`. Each step is `counter_resolution` µJ.
         steps = _first_number(found, "energy_accumulator", "power")
         return steps * _first_number(found, "counter_resolution") / 1e6
 
-    def watts(gpu: Any) -> float:
+    def watts(gpu) -> float:
         found = amdsmi.amdsmi_get_power_info(gpu)
         return _first_number(found, "current_socket_power", "average_socket_power")
 
@@ -165,7 +165,7 @@ def _first_number(found: Mapping[str, Any], *names: str) -> float:
     raise ValueError(f"no value of {' or '.join(names)}")
 
 
-def _apple(apple: Any) -> Iterator[Sensor]:
+def _apple(apple) -> Iterator[Sensor]:
     """Yield a sensor that adds up the counters of processor, GPU, neural engine and memory."""
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
@@ -183,7 +183,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
 class _Zone:
     """A RAPL counter that continues when its register wraps to zero."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self._counter = folder / "energy_uj"
         self._range_j = int((folder / "max_energy_range_uj").read_text()) / 1e6 or math.inf
         self._read_j = self._joules = 0.0
@@ -234,9 +234,9 @@ class Found(NamedTuple):
 
 def find_sources(
     rapl_root: Path = _RAPL_ROOT,
-    nvml: Any = pynvml,
-    amdsmi: Any = None,
-    apple: Any = None,
+    nvml=pynvml,
+    amdsmi=None,
+    apple=None,
     gpu: str = "",
 ) -> Found:
     """Find the power sensors of this machine.
@@ -269,7 +269,7 @@ class EstimateSource:
 
     name, of, period_s, provenance = "utilisation", "processor", 0.1, Provenance.ESTIMATED
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._cores = os.cpu_count() or 1
         self._share, self._before = math.nan, self._cpu_seconds()
         time.sleep(self.period_s)  # The first reading is a mean over one period too.

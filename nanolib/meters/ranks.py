@@ -54,7 +54,7 @@ class Timer:
         seconds: Name of a section → time of each of its runs, s.
     """
 
-    def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None) -> None:
+    def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None):
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
         self.seconds = {}  # name of a section → its times, s
@@ -109,7 +109,7 @@ def _ranks() -> int:
 class _RankSampler(BlockSampler):
     """Take blocks of equal size, which start at the same time on all ranks."""
 
-    def __init__(self, call: Call, device: Device) -> None:
+    def __init__(self, call: Call, device: Device):
         super().__init__(_BarrierClock(synchronizer(device)), Timing({"": call}))
         self._device = device
 

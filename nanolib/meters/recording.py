@@ -158,19 +158,19 @@ class ProfilingConfig(StrictModel):
         return [turn for turn, is_wanted in wanted.items() if is_wanted]
 
     @classmethod
-    def minimal(cls, **changes: Any) -> Self:
+    def minimal(cls, **changes) -> Self:
         """Return settings that time only the blocks, and the leaf modules outside blocks."""
         return cls(**changes)
 
     @classmethod
-    def standard(cls, **changes: Any) -> Self:
+    def standard(cls, **changes) -> Self:
         """Return settings that time every module and summarize its output, in each k-th call."""
         return cls(**{"modules": True, "capture_activations": True} | changes)
 
     custom = standard
 
     @classmethod
-    def deep(cls, **changes: Any) -> Self:
+    def deep(cls, **changes) -> Self:
         """Return the settings of `standard`, and also profile operations in each k-th call."""
         return cls.standard(**{"deep_profiling": True} | changes)
 

@@ -73,7 +73,7 @@ class BlockSampler:
             While sampling continues, the reason is an empty string.
     """
 
-    def __init__(self, clock: Clock, timing: Timing) -> None:
+    def __init__(self, clock: Clock, timing: Timing):
         self.clock, self._timing = clock, timing
         self.checks = {
             scope: CallCheck(call, scope or "fn", BadInput) for scope, call in timing.phases.items()

@@ -33,7 +33,7 @@ class LiveBytes(TorchDispatchMode):
 
     supports_higher_order_operators = True  # FlexAttention is a higher-order operation.
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.current = 0
         self.peak = 0
@@ -50,17 +50,17 @@ class LiveBytes(TorchDispatchMode):
                 self._alive[key] = weakref.ref(storage, died)
                 self._count(key, size)
 
-    def _forget(self, key: int, size: int, _: Any) -> None:
+    def _forget(self, key: int, size: int, _):
         """Stop counting a storage that torch has freed."""
         del self._alive[key]
         self._count(key, -size)
 
-    def _count(self, key: int, size: int) -> None:
+    def _count(self, key: int, size: int):
         """Add the size of a new storage, or the negative size of a freed storage."""
         self.current += size
         self.peak = max(self.peak, self.current)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run the operation and count the storages that it makes."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             # Two thirds of a plan's operations only request the device, so this case must be fast.
@@ -77,7 +77,7 @@ class LiveBytes(TorchDispatchMode):
         return out
 
 
-def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
+def workspace_bytes(operation, args: Sequence[Any]) -> int:
     """Return the bytes that a GPU operation uses in addition to its inputs and results.
 
     FlashAttention's backward pass sums the queries' gradients in float32. If heads come before
@@ -115,7 +115,7 @@ class BytesRead(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+    def __init__(self, tensors: Iterable[torch.Tensor]):
         super().__init__()
         self._read = {storage_key(x): 0 for x in tensors}  # key of a storage → bytes read from it
         self._written = Counter()  # key of a storage → elements that operations wrote
@@ -125,7 +125,7 @@ class BytesRead(TorchDispatchMode):
         """Number of bytes that operations have read."""
         return sum(self._read.values())
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run the operation and count the bytes that it reads."""
         out = func(*args, **(kwargs or {}))
         if func is _DEVICE:
@@ -146,7 +146,7 @@ class BytesRead(TorchDispatchMode):
         return out
 
 
-def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:
+def _taken(func, args: tuple[Any, ...], x: torch.Tensor, out) -> int:
     """Return how many elements of a tensor the operation reads."""
     operation = getattr(func, "overloadpacket", None)
     if operation in _LOOK_UPS and x is args[0]:
@@ -168,7 +168,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return counter.current
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value) -> Iterator[torch.Tensor]:
     # This function runs twice per operation, and torch's `tree_leaves` is slower.
     if isinstance(value, torch.Tensor):
         if hasattr(value, "__tensor_flatten__"):  # The tensor wraps others, such as packed data.

@@ -3,7 +3,6 @@
 import copy
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class Generation:
         new_tokens: Number of tokens after which generation starts again at the end of the prompt.
     """
 
-    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
+    def __init__(self, model, prompt: Tensor, new_tokens: int):
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.cache = model.new_cache(*prompt.shape, new_tokens)
         self.token = prompt[:, -1]
@@ -79,13 +78,13 @@ class CapturedGeneration(Generation):
     depends on the position of the token.
     """
 
-    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
+    def __init__(self, model, prompt: Tensor, new_tokens: int):
         super().__init__(model, prompt, new_tokens)
         for buffer in self.cache.tensors:
             buffer.zero_()  # Masked values get weight 0, but NaN · 0 is NaN.
         self._positions = torch.arange(self.cache.keys[0].shape[2], device=prompt.device)
         self._position, self._token = self._positions[:1].clone(), self.token.clone()
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph = None
 
     @torch.no_grad()
     def decode(self) -> None:
@@ -100,7 +99,7 @@ class CapturedGeneration(Generation):
         self._graph.replay()
         self.cache.length += 1
 
-    def _step(self) -> None:
+    def _step(self):
         self.cache.position = self._position
         self.cache.seen = (self._positions <= self._position)[None]
         logits = self.model.decode(self._token, self.cache)
@@ -114,7 +113,7 @@ class HuggingFaceGeneration(Generation):
     The cache of the model may contain keys and values, sliding windows or states.
     """
 
-    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int):
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.token, self._cache_name = prompt[:, -1], _cache_name(model)
         self.forget()
@@ -146,7 +145,7 @@ class HuggingFaceGeneration(Generation):
         cache = {self._cache_name: self.cache}
         return self.model(self.token[:, None], use_cache=True, **cache).logits[:, -1]
 
-    def _restart(self) -> None:
+    def _restart(self):
         """Restart from the prompt's cache, because windows and states cannot drop single tokens."""
         if self._prompt_cache is None:
             self.prefill()
@@ -164,7 +163,7 @@ class HuggingFaceGeneration(Generation):
         return [*(x for x in found if x.is_floating_point()), self.prompt, self.token]
 
 
-def _tensors_of(holder: Any) -> Iterator[Tensor]:
+def _tensors_of(holder) -> Iterator[Tensor]:
     """Yield the tensors in the attributes of an object and of nested objects."""
     for leaf in tree_leaves(vars(holder)):
         if isinstance(leaf, Tensor):
@@ -173,7 +172,7 @@ def _tensors_of(holder: Any) -> Iterator[Tensor]:
             yield from _tensors_of(leaf)
 
 
-def _cache_name(model: Any) -> str:
+def _cache_name(model) -> str:
     """Return the name of a model's cache argument, or "" if the model cannot generate tokens."""
     takes = inspect.signature(model.forward).parameters
     generates = hasattr(model, "can_generate") and model.can_generate()

@@ -101,7 +101,7 @@ def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _checkpoint(model: nn.Module) -> None:
+def _checkpoint(model: nn.Module):
     """Make the backward pass compute the activations of blocks again."""
     if hasattr(model, "checkpointing"):
         model.checkpointing = True

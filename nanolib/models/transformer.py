@@ -30,7 +30,7 @@ class KVCache:
 
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
-    ) -> None:
+    ):
         layers, dtype = range(config.num_layers), getattr(torch, config.dtype)
 
         def buffers(*shape: int) -> list[Tensor]:
@@ -62,7 +62,7 @@ class RotaryEmbedding(nn.Module):
     Source: Su et al. (2021), arXiv 2104.09864.
     """
 
-    def __init__(self, head_dim: int, max_len: int) -> None:
+    def __init__(self, head_dim: int, max_len: int):
         super().__init__()
         frequency = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
@@ -79,7 +79,7 @@ class RotaryEmbedding(nn.Module):
 class Attention(nn.Module):
     """Project the input to queries, keys and values, compute attention, and project the output."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig):
         super().__init__()
         d, kv = config.d_model, config.kv_heads * config.head_dim
         self.kind = config.attention_type
@@ -124,7 +124,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Compute down(silu(gate(x)) · up(x)) for SwiGLU, or down(gelu(up(x))) for GELU."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig):
         super().__init__()
         d, width = config.d_model, config.mlp_width
         self.gate = nn.Linear(d, width, bias=False) if config.mlp == "swiglu" else None
@@ -140,7 +140,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Add attention(norm(x)) to x, and then add mlp(norm(x)) to the sum."""
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig):
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.attention = Attention(config)
@@ -156,7 +156,7 @@ class Block(nn.Module):
 
 
 @torch.no_grad()
-def _initialize(model: nn.Module, num_layers: int) -> None:
+def _initialize(model: nn.Module, num_layers: int):
     """Draw the weights as in GPT-2, with a standard deviation of 0.02.
 
     The deviation is multiplied by 1/√(2·layers) for layers that write to the residual stream.
@@ -179,7 +179,7 @@ class Transformer(nn.Module):
         2
     """
 
-    def __init__(self, config: NanoConfig) -> None:
+    def __init__(self, config: NanoConfig):
         super().__init__()
         # A later change of the caller's config must not change the model.
         self.config = config.model_copy(deep=True)

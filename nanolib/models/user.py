@@ -68,12 +68,12 @@ def imported(field: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _find_in_working_directory() -> None:
+def _find_in_working_directory():
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)
 
 
-def code_digest(values: Any) -> str:
+def code_digest(values) -> str:
     """Return a hash of the source files of the user's functions that values name.
 
     The hash covers all files of a function's package, or the single file of a module.
@@ -85,7 +85,7 @@ def code_digest(values: Any) -> str:
         The hash, or an empty string if the values name no function that exists.
     """
     _find_in_working_directory()
-    files: set[Path] = set()
+    files = set()
     for name in _NAME.findall(json.dumps(values)):
         with contextlib.suppress(ImportError, ValueError):  # The run reports the missing module.
             if found := importlib.util.find_spec(name):
@@ -127,7 +127,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         return imported("model", name)
     model_class = _hugging_face_class(name)
 
-    def build(**options: Any) -> nn.Module:
+    def build(**options) -> nn.Module:
         with silent():
             return model_class(model_class.config_class(**options))
 
@@ -184,7 +184,7 @@ def fresh_weights(
         torch.set_default_dtype(before)
 
 
-def _hugging_face_class(name: str) -> Any:
+def _hugging_face_class(name: str):
     try:
         import transformers
     except ModuleNotFoundError:
@@ -219,7 +219,7 @@ def silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
+def hugging_face_config(name: str, options: Mapping[str, Any]):
     """Build the configuration of a model of the package `transformers`.
 
     Args:
@@ -276,13 +276,13 @@ def known_options(name: str) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def layers_field(config: Any) -> str:
+def layers_field(config) -> str:
     """Return the name of the field with the number of blocks, or an empty string."""
     known = config.to_dict()
     return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
-def context_length(config: Any) -> int | None:
+def context_length(config) -> int | None:
     """Return a model's longest sequence in tokens, or None if its configuration has no limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None

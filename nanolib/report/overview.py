@@ -2,54 +2,41 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pandas as pd
 
 from nanolib.compare.findings import CASE_KEY, case_names, cases_in
-from nanolib.measurement import FLAG_TEXT, METRICS
+from nanolib.measurement import METRICS, Flag
 from nanolib.numbers import format_number
 from nanolib.report.finding import Finding
 
 _Maker = Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def cached(make: _Maker) -> _Maker:
-    """Cache the last table that a function made, and give each caller a copy.
-
-    The cache compares `rows` by identity, so it does not notice changes within the same object.
-    """
-    last = None, None
-
-    @functools.wraps(make)
-    def made(rows: pd.DataFrame) -> pd.DataFrame:
-        nonlocal last
-        known, found = last  # One step, because explore draws in a thread of its own.
-        if known is not rows:
-            found = make(rows)
-            last = rows, found
-        return found.copy()
-
-    return made
-
-
-def table_of(experiment: str, factor: str) -> Callable[..., Any]:
-    """Return a decorator that caches a table of the cases that have a factor.
+def table_of(experiment: str, factor: str) -> Callable[[_Maker], _Maker]:
+    """Return a decorator for a function that makes a table of the cases that have a factor.
 
     The decorated function receives the rows of these cases. If no rows have the factor, the table
-    is empty.
+    is empty. nanolib keeps the last table, and gives each caller a copy. It compares `rows` by
+    identity, so it does not notice changes within the same object.
 
     Args:
         experiment: Name of the experiment.
         factor: Name of the factor.
     """
 
-    def decorate(make: Any) -> Any:
-        @cached
+    def decorate(make: _Maker) -> _Maker:
+        last = None, None
+
         @functools.wraps(make)
         def table(rows: pd.DataFrame) -> pd.DataFrame:
-            rows = rows_with_factor(rows, experiment, factor)
-            return pd.DataFrame() if rows.empty else make(rows)
+            nonlocal last
+            known, found = last  # One step, because explore draws in a thread of its own.
+            if known is not rows:
+                cases = rows_with_factor(rows, experiment, factor)
+                found = pd.DataFrame() if cases.empty else make(cases)
+                last = rows, found
+            return found.copy()
 
         return table
 
@@ -139,7 +126,7 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts()
     return [
-        Finding(f"{count} of {len(timed)} timings have the flag {flag}", FLAG_TEXT.get(flag, ""))
+        Finding(f"{count} of {len(timed)} timings have the flag {flag}", Flag(flag).text)
         for flag, count in counts.items()
     ]
 

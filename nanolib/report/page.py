@@ -11,7 +11,7 @@ import pandas as pd
 from altair.utils import schemapi
 
 from nanolib.paths import make_folder
-from nanolib.report import overview, renderer
+from nanolib.report import display, overview
 from nanolib.report.display import Lines, Table
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
@@ -64,7 +64,7 @@ def build(
             own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
             _write_files(part, rows[own], runs, folder)
         for name in part.charts if pictures else ():
-            renderer.save(specs[name], folder, name)
+            display.save(specs[name], folder, name)
     (folder / "profiling_report.md").write_text(_markdown(newest), encoding="utf-8")
     page = folder / "index.html"  # The page comes last, so an interrupted report keeps the old one.
     page.write_text(_web_page(parts, specs, rows, runs, hardware), encoding="utf-8")
@@ -119,7 +119,7 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
             yield f"{length:.0f}", findings
 
 
-def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
+def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path):
     for at, (title, (table, readable)) in enumerate(part.tables.items()):
         ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
         name = folder / f"{part.name}_{ending}"
@@ -185,7 +185,7 @@ def _web_page(
         lengths={n: f"{n:,}" for n in lengths},
         lines=Lines,
         table=_table,
-        libraries=renderer.javascript().replace("</script", "<\\/script"),
+        libraries=display.javascript().replace("</script", "<\\/script"),
         # Browsers act on `</script` and `<!--` even inside a string of a script.
         data=with_variables(data).replace("<", "\\u003c"),
         colors=variables(),

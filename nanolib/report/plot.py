@@ -137,7 +137,7 @@ def plot(
     return themed(chart)
 
 
-def _layer(mark: str, encoding: _Encoding, data: Any = alt.Undefined, **look: Any) -> alt.Chart:
+def _layer(mark: str, encoding: _Encoding, data=alt.Undefined, **look) -> alt.Chart:
     # Each method of `alt.Chart` copies the chart, so nanolib passes everything to the constructor.
     encoding = alt.FacetedEncoding(**encoding)
     return alt.Chart(data, mark=alt.MarkDef(type=mark, **look), encoding=encoding)

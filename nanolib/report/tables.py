@@ -14,7 +14,7 @@ import pandas as pd
 from nanolib.measurement import OVER, Flag, printable
 from nanolib.numbers import format_with_interval
 from nanolib.report.finding import Estimate, Pairs, comparing
-from nanolib.report.overview import drop_missing, pick
+from nanolib.report.overview import pick
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     return result
 
 
-def _cell(value: Any, low: float | None, high: float | None) -> str:
+def _cell(value, low: float | None, high: float | None) -> str:
     if isinstance(value, list):
         return ", ".join(value)
     if value is None or isinstance(value, bool | str):
@@ -97,12 +97,11 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
 CASE = ["run_id", "case_id"]  # Columns that identify a case.
 
 
-def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
-    """Return a line per case with the factor `required`: IDs, factors, status and message.
+def case_rows(rows: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
+    """Return a line per case: IDs, factors, status and message.
 
     The status of a case without a stored `case_duration` is `ok`.
     """
-    rows = drop_missing(rows, f"factor.{required}")
     columns = [*CASE, *(f"factor.{name}" for name in factors)]
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
     ends = rows.loc[rows["metric"] == "case_duration", [*CASE, "status", "message"]]
@@ -173,7 +172,7 @@ def with_speed_ups(
         `name_low`, `name_high` and `name_busy` describe that speed-up, and `name_baseline` names
         its baseline. `name_over` is a tuple of all speed-ups with the names of their baselines.
     """
-    found: dict[tuple[Any, ...], list[Estimate]] = {}
+    found = {}  # key and scope → speed-ups
     for row in pick(rows, "speed_up").to_dict("records"):
         of, _, baseline = row["scope"].partition(OVER)
         ends, busy = (row["low"], row["estimate"], row["high"]), Flag.BUSY_MACHINE in row["flags"]
@@ -202,7 +201,7 @@ def gains(
         name: Name of the column with the speed-up.
         among: Names of the baselines to compare with, or None for all baselines.
     """
-    pairs: Pairs = ()
+    pairs = ()
     for figure in line[f"{name}_over"]:
         if among is None or figure.name in among:
             pairs += comparing(replace(figure, name=f"{what}{OVER}{figure.name}"), ONE)
@@ -257,7 +256,7 @@ def csv_text(table: pd.DataFrame) -> str:
     return table.map(_safe_cell).rename(columns=_safe_cell).to_csv(index=False)
 
 
-def _safe_cell(value: Any) -> Any:
+def _safe_cell(value):
     """Return a cell with a quote before text that a spreadsheet would run as a formula."""
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))

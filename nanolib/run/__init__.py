@@ -1,6 +1,6 @@
 """Make cases from the parameters of a notebook, measure the cases, and store the rows.
 
-- `params` and `case` define the cases. `dry_run`, `memory_plan` and `peaks_case` predict
+- `params` and `case` define the cases. `dry_run`, `memory_plan` and `peaks` predict
   the results of the cases.
 - `sweep` locks the devices and skips the finished cases. For each other case, `sweep` stores a
   `started` row, measures the case, and stores its rows.

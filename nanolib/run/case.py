@@ -90,7 +90,7 @@ class Case:
         """Return the predictions of formulas by name, or nothing if no formula applies."""
         return {}
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
+    def measure(self, params, ceilings: Ceilings) -> Measuring:
         """Yield the rows of the case, and a `Timing` for each latency that its group compares.
 
         After each `Timing`, the generator receives the rows of the timing by scope. A case with
@@ -204,7 +204,7 @@ class RanksCase(Case):
 
 
 def measure_on_ranks(
-    body: Callable[[dict[str, Any]], Any], cases: Sequence[RanksCase], params: Any
+    body: Callable[[dict[str, Any]], Any], cases: Sequence[RanksCase], params
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """Run cases on the same ranks, and return each rank's result and the flags of all rows.
 
@@ -247,7 +247,7 @@ def compile_row(first_ms: float, later_ms: float) -> Measurement:
 
 
 def over_seeds(
-    metric: str, values: Sequence[float], scope: str = "", paired: bool = False, **rest: Any
+    metric: str, values: Sequence[float], scope: str = "", paired: bool = False, **rest
 ) -> Measurement:
     """Return the row of the mean over seeds, with Student's interval.
 

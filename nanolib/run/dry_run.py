@@ -25,9 +25,7 @@ _TITLES = {
 _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
 
-def prediction_table(
-    experiment: Any, params: Params, ceilings: Ceilings | None = None
-) -> pd.DataFrame:
+def prediction_table(experiment, params: Params, ceilings: Ceilings | None = None) -> pd.DataFrame:
     """Return a table of predictions for each case to which a formula applies.
 
     Args:
@@ -66,7 +64,7 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
         cases: Cases to predict.
         ceilings: Peak rates, as for `roofline_ms`.
     """
-    lines: dict[tuple[str, ...], list[str]] = {}
+    lines = {}  # what a line shows → names of its cases
     for case in tqdm(cases, "planning", leave=False, disable=None, unit="case"):
         ms, mib, here = "—", "—", "known after a run, because the model is your own code"
         if not case.runs_code:

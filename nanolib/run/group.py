@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Status
-from nanolib.meters.latency import measure, measure_in_turns, measure_phases
+from nanolib.meters.latency import measure, measure_in_turns
 from nanolib.meters.machine import limit_threads
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
@@ -92,11 +92,11 @@ def measure_group(
         report(case_id)
         return outcomes[case_id].within(params.case_timeout_s)
 
-    def add(case_id: str, row: Measurement) -> None:
+    def add(case_id: str, row: Measurement):
         outcomes[case_id].rows.append(row)
         report(case_id, row)
 
-    def advance(case_id: str, answer: dict[str, Measurement] | None = None) -> None:
+    def advance(case_id: str, answer: dict[str, Measurement] | None = None):
         """Measure the case until its next timing or its end."""
         with within(case_id), contextlib.suppress(StopIteration):
             made = steps[case_id].send(answer)
@@ -115,14 +115,9 @@ def measure_group(
             advance(case_id)
         while waiting:
             scopes = [*next(iter(waiting.values())).phases]
-            chosen = [name for name, timing in waiting.items() if [*timing.phases] == scopes]
-            timings = {case_id: waiting.pop(case_id) for case_id in chosen}
-            rows, rounds = {}, []
-            if len(chosen) > 1:
-                rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
-            else:
-                with within(chosen[0]):
-                    rows[chosen[0]] = measure_phases(timings[chosen[0]])
+            same = [case_id for case_id, timing in waiting.items() if [*timing.phases] == scopes]
+            timings = {case_id: waiting.pop(case_id) for case_id in same}
+            rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
             for case_id, timing in timings.items():
                 if case_id not in rows:  # The case has failed in one of its blocks.
                     steps[case_id].close()
@@ -280,9 +275,7 @@ def run_in_process(
     return {at: outcomes[at]}
 
 
-def _serve(
-    send: Callable[[Any], None], cases: Sequence[Case], params: Params, ceilings: Ceilings
-) -> None:
+def _serve(send: Callable[[Any], None], cases: Sequence[Case], params: Params, ceilings: Ceilings):
     """Measure cases in a new process. Send what `measure_group` reports, and then all outcomes."""
     with limit_threads():
         send(measure_group(cases, params, ceilings, lambda *reported: send(reported)))

@@ -50,7 +50,7 @@ def params_files() -> dict[str, dict[str, Path]]:
 
     The file of the summary is last, because the summary reads all results.
     """
-    found: dict[str, dict[str, Path]] = {}
+    found = {}
     notebooks = {file.stem for file in (checkout() / "notebooks").glob("*.ipynb")}
     files = (checkout() / "params").glob("[!.]*/*.yml")
     for file in sorted(files, key=lambda file: (file.stem == "summary", file)):

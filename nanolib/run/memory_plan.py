@@ -93,7 +93,7 @@ class StackMemory:
         at: Function that maps a number of blocks to the `Step` of a model without data.
     """
 
-    def __init__(self, depth: int, at: Callable[[int], Any]) -> None:
+    def __init__(self, depth: int, at: Callable[[int], Any]):
         lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
         self._more = depth - _LOW
         self._stacks = [_followed_calls(at(low), low) for low in lows]
@@ -125,7 +125,7 @@ def bytes_at(batch: int, size: int) -> int:
     return size if size % FOLLOWED_BATCH else size // FOLLOWED_BATCH * batch
 
 
-def _followed_calls(step: Any, depth: int) -> dict[str, MemoryTracker]:
+def _followed_calls(step, depth: int) -> dict[str, MemoryTracker]:
     """Track the memory of each call of a model with `depth` blocks, by scope."""
     lists = (part for part in step.model.modules() if isinstance(part, nn.ModuleList))
     stacks = [part for part in lists if len(part) == depth]
@@ -136,7 +136,7 @@ def _followed_calls(step: Any, depth: int) -> dict[str, MemoryTracker]:
     return found
 
 
-def followed(work: Any, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
+def followed(work, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
     """Track the memory of a call.
 
     Args:
@@ -162,15 +162,15 @@ def followed(work: Any, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
 
 def _mark(
     counter: MemoryTracker, block: nn.Module, place: tuple[int, Any], hooks: contextlib.ExitStack
-) -> None:
+):
     """Begin a section before a block, after the block, and before its backward pass."""
 
-    def forward(section: str) -> None:
+    def forward(section: str):
         is_backward = counter.section is not None and counter.section[0] == "backward"
         if not is_backward:  # In a backward pass, checkpointing computes the block again.
             counter.begin((section, *place))
 
-    def made(module: nn.Module, inputs: object, out: Any) -> None:
+    def made(module: nn.Module, inputs, out):
         forward("after")
         if isinstance(out, torch.Tensor) and out.requires_grad:
             out.register_hook(lambda _: counter.begin(("backward", *place)))
@@ -220,7 +220,7 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     )
 
 
-def breakdown_rows(work: Any, device: str, plan: Plan) -> list[Measurement]:
+def breakdown_rows(work, device: str, plan: Plan) -> list[Measurement]:
     """Measure the peak memory of a call, and the memory use of each part of the model.
 
     On a GPU, the allocator reports the peak. Memory beyond live tensors is `unattributed`.

@@ -119,7 +119,7 @@ def run_jobs(
         log(f"not a quiet machine: {line}")
     bar = tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True)
 
-    def say(line: str) -> None:
+    def say(line: str):
         with bar.external_write_mode(sys.stderr):
             log(line)
 
@@ -155,7 +155,7 @@ def run_job(
     names = {case.case_id: str(case) for case in job.cases()}
     with Store(command.output / DATABASE) as store:
 
-        def watch() -> None:
+        def watch():
             """Find the run of the job in the database, and show the run's progress."""
             if not result.run_id:
                 runs = store.runs("launch = ?", (command.launch(job.title),))
@@ -202,7 +202,7 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
     return ""
 
 
-def _judge(result: NotebookResult, reason: str, store: Store) -> None:
+def _judge(result: NotebookResult, reason: str, store: Store):
     """Set the status of the job, and the message if the job is not done."""
     run = store.runs_of([result.run_id])
     if not reason and (RunStatus.DONE in {*run.status} or not result.cases):

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from nanolib.measurement import BadInput, RunStatus, cause
 from nanolib.paths import DATABASE
@@ -90,7 +89,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     return {"num_cpus": min(node["CPU"] for node in nodes if node.get("CPU"))}
 
 
-def _connect() -> Any:
+def _connect():
     """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or start a local Ray."""
     try:
         import ray  # An optional dependency.
@@ -110,7 +109,7 @@ def _connect() -> Any:
     return ray
 
 
-def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) -> None:
+def _bring_back(ray, ready, result: NotebookResult, command: Command):
     """Merge a task's database into the command's database, and copy the task's other files."""
     try:
         found, files = ray.get(ready)

@@ -60,7 +60,7 @@ class Params(StrictModel):
 
     @pydantic.field_validator("*")
     @classmethod
-    def _fold(cls, value: Any) -> Any:
+    def _fold(cls, value):
         # A repeated value would give the same case again.
         if not isinstance(value, list):
             return value
@@ -126,7 +126,7 @@ def known_corpus(value: str) -> str:
     return value
 
 
-def check_heads(params: Any) -> Any:
+def check_heads(params):
     """Return `params` if `num_kv_heads` divides `num_heads`. 0 means `num_heads`."""
     heads, kv_heads = params.num_heads, params.num_kv_heads
     if kv_heads and heads % kv_heads:

@@ -36,7 +36,7 @@ class Late(Died):
 
 def call_in_process(
     function: Callable[..., None],
-    *arguments: Any,
+    *arguments,
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Any]:
@@ -89,7 +89,7 @@ def call_in_process(
         raise Died(describe_exit(process.exitcode))
 
 
-def _serve(parent: int, connection: Connection) -> None:
+def _serve(parent: int, connection: Connection):
     """Call the function in the new process.
 
     The process sends an empty list after the imports, a list with each value, and at the end None
@@ -141,7 +141,7 @@ def exit_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _watch(parent: int) -> None:
+def _watch(parent: int):
     """Wait until the parent process ends, and then kill this process.
 
     Only Linux can send a signal when a parent ends.

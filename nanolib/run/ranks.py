@@ -47,12 +47,12 @@ class RankFailed(Exception):
         details: Number of the rank and its traceback, for the row of the case.
     """
 
-    def __init__(self, message: str, rank: int = -1, traceback: str = "") -> None:
+    def __init__(self, message: str, rank: int = -1, traceback: str = ""):
         self.details = {"rank": rank, "traceback": traceback}
         super().__init__(message)
 
 
-def use(launched: Any) -> None:
+def use(launched) -> None:
     """Run all later cases of this process on the ranks of torchrun."""
     global _launched
     _launched = launched
@@ -148,7 +148,7 @@ def _launch(
     request: Mapping[str, Any],
     timeout_s: float,
     private_network: bool,
-) -> None:
+):
     """Start the ranks from a process without threads, and send all results or a `RankFailed`."""
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -186,7 +186,7 @@ def _launch(
         send(failure(results, (folder / "log").read_text(errors="replace"), late_s, first))
 
 
-def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:
+def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):
     exit_with_parent(parent)
     os.environ["LOCAL_RANK"] = str(rank)
     torch.seed()  # Forked ranks would otherwise draw equal random numbers.

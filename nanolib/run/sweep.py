@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 from tqdm import tqdm
@@ -33,7 +32,7 @@ from nanolib.run.group import (
     run_in_process,
 )
 from nanolib.run.params import Params
-from nanolib.run.peaks_case import ceilings_of, measured_before
+from nanolib.run.peaks import ceilings_of, measured_before
 from nanolib.run.process import device_lock, lock_path, say
 from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
@@ -66,7 +65,7 @@ class SweepRun:
         'run ... is in results.sqlite'
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str):
         self.store, self.run_id = store, run_id
         before = store.runs_of([run_id]).duration_s.iloc[0]  # Only a continued run has a duration.
         self._start = time.perf_counter() - float(before or 0)
@@ -98,7 +97,7 @@ class SweepRun:
 
 
 def measure(
-    experiment: Any,
+    experiment,
     params: Params,
     *,
     store: Store | None = None,
@@ -140,7 +139,7 @@ def measure(
     device, stop = resolve_device(params.device), stop or threading.Event()
     wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
 
-    def pause(seconds: float) -> None:
+    def pause(seconds: float):
         if stop.wait(seconds):
             raise Canceled
 
@@ -180,7 +179,7 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 class _Sweep:
     """Measures the cases of a run, group by group."""
 
-    def __init__(self, params: Params, run: SweepRun, stop: threading.Event) -> None:
+    def __init__(self, params: Params, run: SweepRun, stop: threading.Event):
         self._params, self._stop = params, stop
         self._store, self._run_id = run.store, run.run_id
         # Case id → how often the run was killed during the case.
@@ -189,9 +188,7 @@ class _Sweep:
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
-    def measure(
-        self, cases: Sequence[Case], on_progress: Callable[[int, int, str], object] | None
-    ) -> None:
+    def measure(self, cases: Sequence[Case], on_progress: Callable[[int, int, str], object] | None):
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
@@ -274,7 +271,7 @@ def is_interactive() -> bool:
     return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
 
 
-def _progress_bar(is_hidden: bool, **settings: Any) -> tqdm:
+def _progress_bar(is_hidden: bool, **settings) -> tqdm:
     """Create a progress bar in JupyterLab or a terminal, but not in a batch notebook."""
     if is_interactive() and not is_hidden:
         from tqdm.auto import tqdm as widget_bar

@@ -142,7 +142,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def expire(*_: object) -> None:
+    def expire(*_):
         raise CaseTimeout
 
     before = signal.signal(signal.SIGALRM, expire)

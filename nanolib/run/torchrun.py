@@ -49,7 +49,7 @@ class Ranks:
         ranks_per_node: Number of ranks on each machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._store, self.rank, self.world_size = next(rendezvous("env://"))
         self.ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         self._numbers = itertools.count()

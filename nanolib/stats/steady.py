@@ -188,7 +188,7 @@ def count_outliers(samples: ArrayLike) -> OutlierCount:
     return OutlierCount(int(_are_beyond(x, MILD).sum()) - severe, severe)
 
 
-def remove_outliers(samples: ArrayLike) -> np.ndarray:
+def without_outliers(samples: ArrayLike) -> np.ndarray:
     """Drop the samples beyond the mild fences, to reproduce results of tools that drop outliers.
 
     Intervals from the remaining samples are not valid. On a machine with two speeds, only 2 % of

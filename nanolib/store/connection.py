@@ -29,7 +29,7 @@ _RANK = (
 class Connection:
     """An open database file, the base class of `Store`."""
 
-    def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
+    def __init__(self, path: str | Path | None = None, *, create: bool = True):
         self.path = Path(path) if path is not None else database_path()
         if self.path.is_dir():
             raise BadInput(f"database: {self.path} is a folder; name a file")
@@ -120,7 +120,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind, error: BaseException | None, trace):
         self.close()
         if isinstance(error, sqlite3.DatabaseError):  # A part of the file may be damaged.
             raise BadInput(unusable(self.path, error)) from error

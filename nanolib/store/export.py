@@ -53,7 +53,7 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     return [*patterns, (_FOLDERS, "…/")]
 
 
-def redact(value: Any, column: str = "message") -> Any:
+def redact(value, column: str = "message"):
     """Replace the names of people, machines and folders in a value of JSON types.
 
     The words of nanolib stay, even on the machine of a user with the name `max` or `dense`.
@@ -126,7 +126,7 @@ def write(store: Reader, run_ids: list[str], target: Path) -> None:
             file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
+def json_text(tables: Mapping[str, pd.DataFrame], **more) -> str:
     """Return database tables as JSON, without private data, samples and NaN.
 
     Args:
@@ -142,7 +142,7 @@ def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
     return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _write_database(store: Reader, run_ids: Iterable[str], file: Path) -> None:
+def _write_database(store: Reader, run_ids: Iterable[str], file: Path):
     """Write runs to a new database without private data."""
     ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {

@@ -203,7 +203,7 @@ class Reader(Connection):
     def _launch(self, name: str) -> list[str]:
         """Return the IDs of the runs that `latest` or `latest~N` names."""
         query = f"SELECT run_id, launch, experiment FROM runs ORDER BY {_NEWEST_FIRST}"
-        commands: dict[str, list[tuple[str, str]]] = {}
+        commands = {}  # token of a command → ID and experiment of each of its runs
         for run_id, launch, experiment in self.connection.execute(query):
             command = launch.partition("/")[0] or run_id
             commands.setdefault(command, []).append((run_id, experiment))

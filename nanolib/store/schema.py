@@ -149,7 +149,7 @@ class Run:
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
-def encode(column: str, value: Any) -> Any:
+def encode(column: str, value):
     """Return a value as JSON text for a JSON column, or unchanged for another column."""
     return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
 
@@ -175,7 +175,7 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
     return [name for (name,) in db.execute(query, (table,))]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "item"):  # Scalars of numpy and torch have `item`.

@@ -94,7 +94,7 @@ class Store(Reader):
             for table, rows in (traces or {}).items():
                 insert_traces(db, table, [(run_id, case_id, *row) for row in rows])
 
-    def update_run(self, run_id: str, **values: Any) -> None:
+    def update_run(self, run_id: str, **values) -> None:
         """Set columns of a run, for example `status=` and `message=`."""
         settings = ", ".join(f"{name} = ?" for name in values)
         encoded = [encode(name, value) for name, value in values.items()]
@@ -171,7 +171,7 @@ class Store(Reader):
         return chosen
 
 
-def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | None, float | None]:
+def _power_row(sample) -> tuple[int, float | None, float | None, float | None, float | None]:
     t_s, *powers = (
         sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
         for name in ("t_s", "watts", "joules", "low", "high")

@@ -13,12 +13,13 @@ import torch
 
 from nanolib.experiments import ALL, doctor
 from nanolib.measurement import cause
-from nanolib.meters import ceilings, measure
+from nanolib.meters import measure
 from nanolib.meters.gpu import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.sampler import Timing
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.run import peaks
 from tests.measuring import rows_of
 from tests.models.inputs import REQUIRED
 from tests.run import sample_experiment
@@ -142,7 +143,7 @@ class Hardware:
 
     def product(self):
         """A product of 8192³ in bfloat16."""
-        return ceilings._product(self.device, "bfloat16")
+        return peaks._product(self.device, "bfloat16")
 
     def measure(self, call, *, cold=False):
         """As everything is timed here."""

@@ -9,9 +9,10 @@ import pytest
 
 from nanolib.experiments import doctor
 from nanolib.measurement import Flag
-from nanolib.meters import ceilings, latency, sampler
 from nanolib.meters import clock as clocks
+from nanolib.meters import latency, sampler
 from nanolib.models.attention.reference import relative_error
+from nanolib.run import peaks
 
 
 class Stream:
@@ -164,7 +165,7 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(mo
 
 
 def test_the_product_of_8_bits_is_that_of_its_operands(monkeypatch):
-    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 128})
-    product = ceilings._product("cpu", "fp8")
+    monkeypatch.setattr(peaks, "_MATRIX", {"cpu": 128})
+    product = peaks._product("cpu", "fp8")
     a, b = (operand.float() for operand in product.args)
     assert relative_error(product(), a @ b) < 1e-2

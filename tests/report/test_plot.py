@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import vl_convert
 
+from nanolib.report.display import PAGE_VERSION, VEGALITE_VERSION
 from nanolib.report.plot import plot
-from nanolib.report.renderer import PAGE_VERSION, VEGALITE_VERSION
 from nanolib.report.theme import COLOURS, is_empty, variables, with_variables
 from tests.report.rows import points
 from tests.shown import CHARTS

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments import ALL, MEASURING
-from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Status
+from nanolib.measurement import Flag, Measurement, Status
 from nanolib.paths import checkout
 from nanolib.report import overview, page
 from nanolib.report.theme import is_empty
@@ -27,7 +27,7 @@ def test_an_empty_database_makes_a_page_and_charts_that_say_so(tmp_path):
 
 def test_the_glossary_explains_every_flag_as_the_report_does():
     written = (checkout() / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)
+    assert all(f"| `{flag}` | {flag.text} |" in written for flag in Flag)
 
 
 @pytest.fixture(scope="module")

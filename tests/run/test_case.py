@@ -10,7 +10,7 @@ from nanolib.run import case as cases
 from nanolib.run import memory_plan
 from nanolib.run.case import Plan, RanksCase
 from nanolib.run.dry_run import dry_run_table, prediction_table
-from nanolib.run.peaks_case import roofline_ms
+from nanolib.run.peaks import roofline_ms
 from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
 

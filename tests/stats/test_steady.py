@@ -8,8 +8,8 @@ from nanolib.stats.steady import (
     count_outliers,
     leading_slow_samples,
     ljung_box_p,
-    remove_outliers,
     steady_state,
+    without_outliers,
 )
 
 N, RUNS = 200, 200
@@ -100,7 +100,7 @@ MIDDLE = [8.0, 8.0, 10.0, 12.0, 12.0]  # quartiles 8 and 12: fences at -4, 2, 18
 def test_outliers_are_beyond_tukeys_fences_on_both_sides(ends, counts, kept):
     x = [*MIDDLE, *ends]
     assert count_outliers(x) == counts
-    assert list(remove_outliers(x)) == MIDDLE + kept
+    assert list(without_outliers(x)) == MIDDLE + kept
 
 
 @pytest.mark.parametrize(("n", "lags"), [(20, 4), (34, 6), (50, 10), (60, 10)])

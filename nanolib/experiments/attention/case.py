@@ -18,7 +18,7 @@ from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
-from nanolib.run.peaks_case import rate_rows, roofline_ms
+from nanolib.run.peaks import rate_rows, roofline_ms
 
 # 128 evenly spaced queries include a query of each row of tiles, if there are at most 127 rows.
 _ERROR_ROWS = 128
@@ -58,7 +58,7 @@ class AttentionCase(Case):
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
-    def _parsed(self) -> Any:
+    def _parsed(self):
         return attention.parse_options(self.attention_type, self.options)
 
     @property
@@ -171,7 +171,7 @@ class AttentionCase(Case):
             return str(error)
         return ""
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
+    def measure(self, params, ceilings: Ceilings) -> Measuring:
         """Measure work, memory and error, and time the calls in turns with other attentions."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)
@@ -221,11 +221,11 @@ class AttentionCase(Case):
                         **params.timing(self.device),
                     )
 
-    def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
+    def _build_mask(self, inputs: _Inputs, params) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
         mask = {"causal": self.causal, "options": self._parsed, "by_flex": self.by_flex}
 
-        def build() -> None:
+        def build():
             forget_masks()
             choose_mask(*inputs[:2], **mask)
 

@@ -26,7 +26,7 @@ from nanolib.models.user import imported
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, check_heads
-from nanolib.run.peaks_case import ceiling_cases
+from nanolib.run.peaks import ceiling_cases
 
 _Attention = Annotated[
     dict[str, Any],
@@ -208,7 +208,7 @@ class QualityCase(Case):
     def __str__(self) -> str:
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+    def measure(self, params, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from the dense model on held-out text.
 
         Yields:

@@ -9,14 +9,13 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.finding import Estimate, Finding, Order, Pairs, comparing
-from nanolib.report.overview import explain_missing, join_words, table_of
+from nanolib.report.overview import drop_missing, explain_missing, join_words, table_of
 from nanolib.report.shared import compare_speed, drop_short, find_fastest, roofline_words
 from nanolib.report.tables import (
     ONE,
     Column,
     add_metric_columns,
     case_rows,
-    drop_missing,
     flagged,
     gains,
     times,
@@ -69,7 +68,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     a mask that removes pairs, and `mask_is_dense` for the mask of sparse attention that removes
     none.
     """
-    table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]], "name"), rows, _COLUMNS)
+    table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]]), rows, _COLUMNS)
     table = flagged(with_speed_ups(table, rows, "forward"), rows)
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
@@ -97,7 +96,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     `replaced` is the difference from the dense loss, in nats per byte. `pattern` is the first word
     of the name.
     """
-    table = case_rows(rows, ["name", "seq_len", "seeds", "steps"], "seeds")
+    table = case_rows(rows, ["name", "seq_len", "seeds", "steps"])
     table = add_metric_columns(table, rows, _QUALITY)
     return with_state(table.assign(pattern=table["name"].str.split().str[0]))
 

@@ -10,7 +10,7 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.overview import rows_with_factor, why_empty
+from nanolib.report.overview import drop_missing, rows_with_factor, why_empty
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import (
@@ -21,7 +21,6 @@ from nanolib.report.shared import (
     scaling_chart,
     series_names,
 )
-from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal", "device"]

@@ -154,7 +154,7 @@ class ShardedCase(RanksCase):
         return predicted
 
     def launch(
-        self, cases: Sequence["ShardedCase"], params: Any
+        self, cases: Sequence["ShardedCase"], params
     ) -> Iterator[tuple["ShardedCase", Measurement]]:
         """Measure algorithms in turns on the same ranks, and yield each case with its rows.
 
@@ -166,7 +166,7 @@ class ShardedCase(RanksCase):
         for case in cases:
             yield from ((case, row) for row in case._rows(launch, link, params))
 
-    def _rows(self, launch: Launch, link: LinkCost | None, params: Any) -> Measurements:
+    def _rows(self, launch: Launch, link: LinkCost | None, params) -> Measurements:
         yield from launch.rows(self)
         traffic = self.traffic()
         sending_ms = _sending_ms(link, traffic) if link and traffic else None
@@ -204,7 +204,7 @@ class MemoryCase(ShardedCase):
         """Return no peak, because the case allocates no memory."""
         return Plan(reason="the case is planned, not run")
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+    def measure(self, params, ceilings: Ceilings) -> Measurements:
         """Yield the planned peak memory of a rank."""
         plan = self.rank_plan()
         if plan.most is None:

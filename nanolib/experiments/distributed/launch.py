@@ -29,7 +29,7 @@ from nanolib.stats.intervals import LinkCost, link_cost
 _SLOWEST = "perf_counter, slowest rank"
 
 
-def draw(case: Any, layout: Sharding, rank: int, seed: int, device: torch.device) -> list[Tensor]:
+def draw(case, layout: Sharding, rank: int, seed: int, device: torch.device) -> list[Tensor]:
     """Draw a rank's parts of random tensors, which do not depend on the layout.
 
     The function draws one head at a time, so no rank needs memory for the whole sequence.
@@ -74,7 +74,7 @@ class Share:
     tensors: Sequence[Tensor]
     whole: Sequence[Tensor] = ()
 
-    def call(self) -> Any:
+    def call(self):
         """Run the call whose time and memory nanolib measures."""
         if self.case.phase == "training":
             *inputs, gradient = self.tensors
@@ -82,7 +82,7 @@ class Share:
         with torch.no_grad():
             return self._attend()
 
-    def _attend(self, shard: Sequence[Tensor] = (), timer: Any = None) -> Tensor:
+    def _attend(self, shard: Sequence[Tensor] = (), timer=None) -> Tensor:
         algorithm, is_decoding = self.case.algorithm, self.case.phase == "decode"
         q, k, v = self.tensors[0], *(shard or self.tensors[1:3])
         if algorithm in ("dense", "math"):  # Only the first rank has keys.
@@ -100,7 +100,7 @@ class Share:
         return ring_attention(q, k, v, overlap=timer is None, **how)
 
     @torch.no_grad()
-    def in_parts(self, timer: Any) -> None:
+    def in_parts(self, timer) -> None:
         """Run the parts one after the other, because overlapping parts have no separate times."""
         case, shard = self.case, ()
         if case.algorithm == "dense":
@@ -150,7 +150,7 @@ class Launch:
             for scope in self.answers[0]["blocks"]
         }
 
-    def latency(self, name: str, scope: str, **details: Any) -> Measurement:
+    def latency(self, name: str, scope: str, **details) -> Measurement:
         """Return the `latency` of a call that all ranks make together."""
         row = summarize(self._ms[name], scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
@@ -163,7 +163,7 @@ class Launch:
             for at, is_busy in enumerate(busy)
         ]
 
-    def rows(self, case: Any) -> Measurements:
+    def rows(self, case) -> Measurements:
         """Yield the time, the speed-ups, the memory, the error and the communication of a case.
 
         The memory and the error are the largest of all ranks. A speed-up over another algorithm of

@@ -4,7 +4,14 @@ import pandas as pd
 
 from nanolib.measurement import OVER, Flag, Provenance
 from nanolib.report.finding import Estimate, Finding
-from nanolib.report.overview import explain_missing, pick, rows_with_factor, table_of, why_empty
+from nanolib.report.overview import (
+    drop_missing,
+    explain_missing,
+    pick,
+    rows_with_factor,
+    table_of,
+    why_empty,
+)
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import compare_speed, find_fastest, pick_fastest
@@ -12,7 +19,6 @@ from nanolib.report.tables import (
     Column,
     add_metric_columns,
     case_rows,
-    drop_missing,
     flagged,
     gains,
     in_ms,
@@ -55,7 +61,7 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    table = flagged(case_rows(rows, _SHAPE, "phase"), rows)
+    table = flagged(case_rows(rows, _SHAPE), rows)
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
     table = add_metric_columns(table, own, _COLUMNS)

@@ -1,14 +1,20 @@
 """Draw the charts, and build the tables and findings of energy, power, operations and overhead."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import explain_missing, join_words, pick, table_of, why_empty
+from nanolib.report.overview import (
+    drop_missing,
+    explain_missing,
+    join_words,
+    pick,
+    table_of,
+    why_empty,
+)
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
@@ -16,7 +22,6 @@ from nanolib.report.tables import (
     Column,
     add_metric_columns,
     case_rows,
-    drop_missing,
     flagged,
     titles,
     with_state,
@@ -68,13 +73,12 @@ _SUBTITLES = {
     Provenance.ESTIMATED: "No power sensor. Hollow: a range estimated from CPU utilization.",
     Provenance.REPLAYED: "Hollow: replayed from a recording, not a reading of this machine.",
 }
-_NOTHING = Estimate.exact(0.0, "the baseline")
 
 
 @table_of("energy", "phase")
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a line per phase, shape and source. `net` is the energy above idle."""
-    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
+    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"])
     table = add_metric_columns(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
     rows = rows.assign(
         source=rows["method"],
@@ -121,12 +125,12 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for line, row in _profile_rows(rows, "overhead"):
         ends, details = (row["low"], row["estimate"], row["high"]), row["details"]
-        for name, values in (("wall", ends), ("cpu", details["cpu"])):
-            for end, share in zip(("_low", "", "_high"), values, strict=True):
-                line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
+        for name, shares in (("wall", ends), ("cpu", details["cpu"])):
+            for end, share in zip(("_low", "", "_high"), shares, strict=True):
+                line[f"{name}_percent{end}"] = 100 * share
         line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
         calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
-        lines.append(line | calls | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
+        lines.append(line | calls | {"wall_percent_busy": Flag.BUSY_MACHINE in row["flags"]})
     return pd.DataFrame(lines)
 
 
@@ -158,7 +162,7 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def _joules(line: Any) -> str:
+def _joules(line) -> str:
     if line.provenance == Provenance.ESTIMATED:
         return f"{line.energy_per_token_low:.2g} to {line.energy_per_token_high:.2g} J"
     return f"{format_number(line.energy_per_token)} J"
@@ -240,8 +244,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Finding:
     """Return a finding about the energy per token of each phase, according to one source."""
-    provenance = group["provenance"].iloc[0]
-    parts, figures = [], []
+    parts, figures, provenance = [], [], group["provenance"].iloc[0]
     if provenance == Provenance.ESTIMATED:
         source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
@@ -270,16 +273,15 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
 
 def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
     """Return a finding about the overhead of each profiling mode."""
-    costs, compared = [], []
+    costs, compared, none = [], (), Estimate.exact(0.0, "the baseline")
     for row in modes[modes["mode"] != "again"].to_dict("records"):
-        cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
-        share = Estimate.of(row, "wall_percent").text("%")
+        percent = Estimate.of(row, "wall_percent", name=f"{row['mode']} (%)")
+        cost, share = comparing(percent, none), percent.text("%")
         if cost[0][1] is Order.NO_DIFFERENCE:
             share = f"{share} (no clear difference)"
         costs.append(f"{share} in mode {row['mode']}")
         compared += cost
-    text = f"The profiling overhead is {', '.join(costs)}"
-    return Finding(text, about=case, compared=tuple(compared))
+    return Finding(f"The profiling overhead is {', '.join(costs)}", about=case, compared=compared)
 
 
 SECTION = Section(

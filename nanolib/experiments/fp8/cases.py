@@ -12,14 +12,13 @@ from nanolib.experiments.fp8.small_decoder import TRAINED, ParityCase
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.measurement import Measurement, exact
-from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.models.user import logits_of
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Length, Preset, known_corpus
-from nanolib.run.peaks_case import ceiling_cases, no_product, rate_rows
+from nanolib.run.peaks import ceiling_cases, no_product, rate, rate_rows, tf32_products
 
 # Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
@@ -194,7 +193,7 @@ class SpeedCase(ModelWorkCase):
             }
         return found
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
+    def measure(self, params, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
         model = self.model_case.build(params.seed)
         if self.recipe:

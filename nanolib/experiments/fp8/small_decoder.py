@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,7 +78,7 @@ class ParityCase(Case):
             return self.on_cpu
         return bool(fp8.native(self.device)) or self.casts in fp8.CONTROLS
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
+    def measure(self, params, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from bf16 over the last tenth of the run.
 
         The two runs of a seed read the same batches in the same order. The learning rate rises over
@@ -196,8 +196,8 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
     model, _ = _train(case, case.first_seed, corpus)
     seen = {}
 
-    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
-        def keep(gradient: Tensor) -> None:
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor):
+        def keep(gradient: Tensor):
             operands = (args[0], layer.weight, gradient)
             seen[name] = [x.detach().flatten(0, -2).float() for x in operands]
 

@@ -1,7 +1,5 @@
 """Build the tables, the charts and the findings about the speed and the loss of FP8."""
 
-from typing import Any
-
 import pandas as pd
 
 from nanolib.experiments.model.tables import bytes_by_kind
@@ -9,6 +7,7 @@ from nanolib.measurement import LEARNING_STEPS, MemoryKind, Provenance
 from nanolib.numbers import MIB, format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
+    drop_missing,
     explain_missing,
     join_words,
     of_experiment,
@@ -26,7 +25,6 @@ from nanolib.report.tables import (
     Column,
     add_metric_columns,
     case_rows,
-    drop_missing,
     flagged,
     gains,
     times,
@@ -81,7 +79,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     The memory columns are parts of the peak. `activations` are saved activations and temporaries.
     """
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
-    table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
+    table = add_metric_columns(case_rows(rows, factors), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
     sizes = pd.DataFrame(map(_memory_use, table.pop("parts")), table.index, [*_MEMORY])
@@ -89,7 +87,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(flagged(with_speed_ups(table, rows, table["mode"]), rows))
 
 
-def _memory_use(parts: Any) -> dict[str, float]:
+def _memory_use(parts) -> dict[str, float]:
     """Return the columns of `_MEMORY`, MiB, from the parts of a peak, if the parts are known."""
     if not isinstance(parts, list):
         return {}
@@ -104,7 +102,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
     """
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
+    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"])
     table = add_metric_columns(table, rows, _PARITY)
     medians = pick(rows, "sqnr").groupby(CASE)["estimate"].median()
     table = table.join(medians.rename("sqnr"), on=CASE)

@@ -17,7 +17,6 @@ from nanolib.experiments.model.steps import (
     determinism_rows,
 )
 from nanolib.measurement import Measurement, exact
-from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models import attention, create_model
@@ -32,7 +31,7 @@ from nanolib.models.user import (
 from nanolib.numbers import MIB
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, breakdown_rows, memory_rows, trace
-from nanolib.run.peaks_case import rate_rows, roofline_ms
+from nanolib.run.peaks import rate, rate_rows, roofline_ms
 
 # A user's code gets ids below this number, because nanolib does not know the code's vocabulary.
 _MOST_TOKENS = 256
@@ -70,7 +69,7 @@ class ModelCase(Case):
         return self.own and runs_code(self.preset)
 
     @property
-    def config(self) -> Any:
+    def config(self):
         """Return the configuration of the text model, or None for a user's code."""
         if self.runs_code:
             return None
@@ -201,7 +200,7 @@ class ModelCase(Case):
         """Return whether the model is eager. Each dtype has its own eager baseline."""
         return self.optimization == "eager"
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
+    def measure(self, params, ceilings: Ceilings) -> Measuring:
         """Measure size, work and memory, and time the calls in turns with the group's cases."""
         count = self.counted(run=True).count
         predicted = self.predict(ceilings)

@@ -21,7 +21,7 @@ from nanolib.models.user import (
 )
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.peaks_case import ceiling_cases
+from nanolib.run.peaks import ceiling_cases
 
 _LONGEST_NAME = 60  # Longer lists of overrides do not fit into a chart's legend.
 

@@ -66,7 +66,7 @@ class _ProductsOfExperts(TorchDispatchMode):
     torch supports only bfloat16 for these products.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Return an empty result for an unsupported product, and run all other operations."""
         if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
             return func(*args, **kwargs or {})
@@ -101,7 +101,7 @@ _BLOCKS: dict[str, tuple[str, int]] = {}
 _STACKS: dict[str, StackMemory] = {}
 
 
-def look_at(case: Any) -> Look:
+def look_at(case) -> Look:
     """Return the memory and the work of a `ModelCase`, computed once per process.
 
     A user's code runs in a separate process.
@@ -140,13 +140,13 @@ def look_at_code(name: str, cases: Sequence[Any]) -> None:
     _LOOKS.update(zip(wanted, looks, strict=False))
 
 
-def _send_looks(send: Callable[[Look], None], name: str, cases: Sequence[Any]) -> None:
+def _send_looks(send: Callable[[Look], None], name: str, cases: Sequence[Any]):
     resolve(name)
     for case in cases:
         send(_look(case))
 
 
-def _look(case: Any) -> Look:
+def _look(case) -> Look:
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
     plan = Plan()
@@ -162,7 +162,7 @@ def _look(case: Any) -> Look:
         return Look(replace(plan, reason=f"not planned: {why_not_planned(error)}"))
 
 
-def recorded(case: Any) -> StackMemory:
+def recorded(case) -> StackMemory:
     """Record the calls of a case once per process, for all batch sizes.
 
     A user's code must not depend on the batch size, because nanolib records a large batch.
@@ -180,7 +180,7 @@ def recorded(case: Any) -> StackMemory:
     return _STACKS[case.case_id]
 
 
-def blocks_of(case: Any) -> tuple[str, int]:
+def blocks_of(case) -> tuple[str, int]:
     """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
     if not case.own:
         return "num_layers", case.config.num_layers
@@ -192,7 +192,7 @@ def blocks_of(case: Any) -> tuple[str, int]:
     return _BLOCKS[key]
 
 
-def _equal_blocks(case: Any) -> tuple[str, int]:
+def _equal_blocks(case) -> tuple[str, int]:
     config = hugging_face_config(case.preset, case.overrides)
     field = layers_field(config)
     per_layer = any(isinstance(value, list | tuple) for value in case.overrides.values())
@@ -206,14 +206,14 @@ def _equal_blocks(case: Any) -> tuple[str, int]:
     return (field, depth) if equal else ("", 0)
 
 
-def count_by_running(case: Any) -> Counted:
+def count_by_running(case) -> Counted:
     """Run the model to count work that depends on data, and store the result for `look_at`."""
     counted = _count(case)
     _LOOKS[case.case_id] = replace(look_at(case), counted=counted)
     return counted
 
 
-def _count(case: Any) -> Counted:
+def _count(case) -> Counted:
     # nanolib counts the eager call: recomputed FLOPs do not count, and autocast adds no FLOPs.
     step = replace(case, optimization="eager").step()
     weights, decodes = list(step.model.parameters()), case.mode == "generation"
@@ -229,7 +229,7 @@ def _count(case: Any) -> Counted:
     return Counted(count, flops.kept, reads.bytes if decodes else moved, flops)
 
 
-def count_by_formula(case: Any) -> Counted:
+def count_by_formula(case) -> Counted:
     """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
     options = attention.shared_options(config.attention_type, config.attention_options)

@@ -109,7 +109,7 @@ def _batch(most: float) -> str:
     return f"{most:.0f}{'+' if most == MAX_BATCH else ''}" if most else "—"
 
 
-def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
+def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
     """Predict whether a model fits in memory, and what uses the memory.
 
     nanolib plans inference, decoding and training with AdamW, on tensors without data. A user's

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +42,12 @@ class Step(Workload):
     compared: ClassVar[str]
     phases: dict[str, Callable[[], object]]
 
-    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         self.model, self.ids, self.tokens = model, ids, ids.numel()
         self.eager = logits_of(model)
         self.optimized = optimize(optimization, model, self.eager, ids)
 
-    def __call__(self) -> None:
+    def __call__(self):
         """Run all phases in order."""
         for phase in self.phases.values():
             phase()
@@ -71,7 +71,7 @@ class Step(Workload):
         """Yield the calls whose memory is measured: by default, only the whole call."""
         yield self
 
-    def result(self, forward: Any) -> Any:
+    def result(self, forward):
         """Compute the result to compare, without an effect on later calls."""
 
     def against_eager(self, optimization: str) -> Measurements:
@@ -93,12 +93,12 @@ class Inferring(Step):
 
     scope, compared = "inference", "logits"
 
-    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         super().__init__(model.eval(), ids, optimization)
         self.phases = {self.scope: partial(self.result, self.optimized)}
 
     @torch.no_grad()  # torchao's FP8 with a scale per row fails in inference_mode.
-    def result(self, forward: Any) -> Any:
+    def result(self, forward):
         """Compute the logits."""
         return forward(self.ids)
 
@@ -108,7 +108,7 @@ class Training(Step):
 
     scope, compared = "training_step", "loss"
 
-    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         super().__init__(model.train(), ids, optimization)
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         self._loss = torch.zeros(())
@@ -132,7 +132,7 @@ class Training(Step):
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def result(self, forward: Any) -> Tensor:
+    def result(self, forward) -> Tensor:
         """Compute the loss."""
         return next_token_loss(forward, self.ids).detach()
 
@@ -167,19 +167,19 @@ class Generating(Step):
 
     def __init__(
         self, model: nn.Module, prompt: Tensor, new_tokens: int, optimization: str = "eager"
-    ) -> None:
+    ):
         self.model, self.ids, self.tokens = model.eval(), prompt, len(prompt)
         captured = optimization == "cuda_graph"
         self.generation = self.optimized = generation_of(model, prompt, new_tokens, captured)
         self.phases = {self.scope: self.generation.decode}
 
     @property
-    def eager(self) -> Any:
+    def eager(self):
         """Return another generation from the same prompt, without the optimization."""
         return generation_of(self.model, self.ids, self.generation.new_tokens)
 
     @torch.no_grad()
-    def result(self, forward: Any) -> Tensor:
+    def result(self, forward) -> Tensor:
         """Generate all new tokens, and return the cache as one vector."""
         forward.all_tokens()
         return torch.cat([x.flatten() for x in forward.cache.tensors])
@@ -207,12 +207,12 @@ class _Prefill(Step):
 
     scope = "prefill"
 
-    def __init__(self, whole: Generating) -> None:
+    def __init__(self, whole: Generating):
         self.model, self.generation, self.kinds = whole.model, whole.generation, whole.kinds
         self.phases = {self.scope: self.generation.prefill}
         self.tokens = whole.ids.numel()
 
-    def first(self) -> None:
+    def first(self):
         """Read the prompt and empty the cache, so that only the masks of the prompt remain."""
         self.generation.prefill()
         self.generation.forget()

@@ -6,11 +6,10 @@ from typing import Any
 import pandas as pd
 
 from nanolib.numbers import MIB
-from nanolib.report.overview import cached, pick, table_of
+from nanolib.report.overview import drop_missing, pick, table_of
 from nanolib.report.tables import (
     Column,
     add_metric_columns,
-    drop_missing,
     flagged,
     joined,
     titles,
@@ -133,7 +132,6 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     return found.assign(label=label)
 
 
-@cached
 def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the largest parts of each model's largest memory peak.
 
@@ -166,7 +164,6 @@ def largest_parts(parts: list[list[Any]]) -> pd.DataFrame:
     return table.nlargest(_MOST_PARTS, "size")[columns].replace("", "—")
 
 
-@cached
 def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a line per model whose logits were computed in several ways.
 
@@ -195,7 +192,6 @@ def bytes_by_kind(row: Mapping[str, Any]) -> pd.Series:
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
-@cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of eager models that generate at several batch sizes, with a line per size.
 

@@ -24,6 +24,7 @@ from nanolib.experiments.model.tables import (
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
+    drop_missing,
     explain_missing,
     join_words,
     rows_with_factor,
@@ -32,7 +33,7 @@ from nanolib.report.overview import (
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
-from nanolib.report.tables import drop_missing, gains, in_ms
+from nanolib.report.tables import gains, in_ms
 from nanolib.report.theme import Drawing
 
 # Scope of a call → words before its time in a finding.

@@ -127,7 +127,7 @@ class WarmupCase(ModelWorkCase):
         """Measure the time of each step from the first step on, and the length of the warm-up."""
         step = self.model_case.step(params.seed)
 
-        def forward_backward() -> None:
+        def forward_backward():
             step.forward()
             step.backward()
             step.model.zero_grad()

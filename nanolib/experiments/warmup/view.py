@@ -8,6 +8,7 @@ import pandas as pd
 from nanolib.measurement import Flag
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
+    drop_missing,
     explain_missing,
     of_experiment,
     pick,
@@ -16,7 +17,7 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, ONE, drop_missing
+from nanolib.report.tables import CASE, ONE
 from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
 

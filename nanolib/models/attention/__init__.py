@@ -86,7 +86,7 @@ def kinds() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
-def _options_of(kind: str) -> Any:
+def _options_of(kind: str):
     if kind not in kinds():
         raise BadInput(
             f"attention_type: {shown(kind)} is not a known attention kind; "
@@ -95,7 +95,7 @@ def _options_of(kind: str) -> Any:
     return _KINDS[kind][0]
 
 
-def parse_options(kind: str, options: Any = None) -> Any:
+def parse_options(kind: str, options=None):
     """Parse the options of an attention.
 
     Raises:
@@ -112,7 +112,7 @@ def parse_options(kind: str, options: Any = None) -> Any:
     return model(**(options or {}))
 
 
-def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
+def shared_options(kind: str, bag: Mapping[str, Any]):
     """Select the options of one attention from a mapping that may have options of other attentions.
 
     Raises:
@@ -140,7 +140,7 @@ def attend(
     *,
     causal: bool,
     scale: float | None = None,
-    options: Any = None,
+    options=None,
     scores: Tensor | None = None,
 ) -> Tensor:
     """Compute attention.
@@ -181,7 +181,7 @@ def attend(
 
 
 def work(
-    kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None, heads: int = 1
+    kind: str, q_len: int, kv_len: int, *, causal: bool, options=None, heads: int = 1
 ) -> Work | None:
     """Count the query-key pairs and tiles that an attention mask keeps.
 
@@ -237,7 +237,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_lengths(q_len: int, kv_len: int) -> None:
+def _check_lengths(q_len: int, kv_len: int):
     if not 1 <= q_len <= kv_len:
         raise BadInput(
             f"q, k: {q_len} queries over {kv_len} keys; give at least one query, "

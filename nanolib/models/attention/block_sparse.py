@@ -54,7 +54,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
 
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
         # The loop skips blocks without a key, so their output must be zero from the start.
         whole = all(block.keys for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
@@ -66,7 +66,7 @@ class _BlockSparse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
         dtype = wide_type(q)
         # Every block adds to these sums. In bfloat16, a large sum would lose small additions.
@@ -78,7 +78,7 @@ class _BlockSparse(torch.autograd.Function):
 
 def _over_heads(
     name: str, by_query: tuple[Tensor, ...], by_key: tuple[Tensor, ...], mask: BlockMask
-) -> None:
+):
     """Run a loop of `block_loops` over all key heads, on several threads if possible.
 
     A dispatch mode, such as a counter of FLOPs or of live bytes, sees only the calling thread. If a
@@ -92,7 +92,7 @@ def _over_heads(
         count = min(k.shape[1], product)
     loop = getattr(block_loops, name) if modes else compiled_loop(name)
 
-    def run(first: int, last: int) -> None:
+    def run(first: int, last: int):
         for b, queries, heads, plan in _calls(q, k, mask, first, last):
             parts = [x[b, queries].unflatten(0, (heads.stop - heads.start, -1)) for x in by_query]
             # No variable keeps the buffers of a schedule until the next schedule.
@@ -105,7 +105,7 @@ def _over_heads(
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
-    def share(at: int) -> None:
+    def share(at: int):
         torch.set_num_threads(before // threads)  # The setting affects only this thread.
         with torch.inference_mode(inference), torch.no_grad():
             run(count * at // threads, count * (at + 1) // threads)
@@ -237,7 +237,7 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _placed(block: QueryBlock, device: torch.device, planning: object) -> tuple[Tensor, Any]:
+def _placed(block: QueryBlock, device: torch.device, planning) -> tuple[Tensor, Any]:
     """Copy a block's positions and its mask, if any, to a device.
 
     nanolib copies them only once, because the host waits for each copy.

@@ -155,7 +155,7 @@ def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
     return None, "; ".join(errors)
 
 
-def _skip_parent() -> None:
+def _skip_parent():
     """Make version 4 importable if version 2, which has the same parent package, is broken."""
     spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
     if spec and spec.submodule_search_locations:

@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,12 +97,12 @@ class Choice:
     cells: Cells
     heads: int
 
-    def mask_mod(self, chosen: Any) -> MaskMod:
+    def mask_mod(self, chosen) -> MaskMod:
         """Return the `mask_mod` of a choice, given `chosen` as a tensor or as an array."""
         heads, cells = chosen.shape[1], self.cells
         offset, window = cells.kv_len - cells.q_len, cells.window
 
-        def keeps(b: Any, h: Any, position: Any, kv_idx: Any) -> Any:
+        def keeps(b, h, position, kv_idx):
             row, column = (position - offset) // cells.block_size, kv_idx // cells.key_size
             kept = chosen[b, h % heads, row, column]
             return kept | is_near(position, kv_idx, window) if window else kept

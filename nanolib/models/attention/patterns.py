@@ -121,7 +121,7 @@ class PatternInputs(NamedTuple):
     device: Device
 
 
-def placed(x: np.ndarray, device: Device) -> Any:
+def placed(x: np.ndarray, device: Device):
     """Copy an array to a device. In a memory plan, the copy is a tensor without data."""
     # In a memory plan, `.to` would keep the values of small arrays, and would need the device.
     if device is None:
@@ -130,7 +130,7 @@ def placed(x: np.ndarray, device: Device) -> Any:
     return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(values)
 
 
-def is_near(i: Any, j: Any, reach: int) -> Any:
+def is_near(i, j, reach: int):
     """Return whether |i − j| < reach."""
     # The difference i − j would need eight bytes per pair, and a comparison needs one byte.
     return (j > i - reach) & (j < i + reach)
@@ -282,7 +282,7 @@ def static_mask_mod(
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
     """Shift the queries of a `mask_mod` by `offset`, and hide later keys if `causal` is true."""
 
-    def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    def keeps(b, h, q_idx, kv_idx):
         position = q_idx + offset
         kept = mask_mod(b, h, position, kv_idx)
         return kept & (kv_idx <= position) if causal else kept

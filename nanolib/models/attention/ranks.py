@@ -82,7 +82,7 @@ class Ranks:
         world: Number of ranks.
     """
 
-    def __init__(self, timer: Any = None) -> None:
+    def __init__(self, timer=None):
         self._timer, several = timer, dist.is_initialized()
         self.rank = dist.get_rank() if several else 0
         self.world = dist.get_world_size() if several else 1
@@ -113,7 +113,7 @@ class Ranks:
         dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1))
         return parts
 
-    def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    def all_reduce(self, x: Tensor, operation=dist.ReduceOp.SUM) -> Tensor:
         """Reduce x over all ranks, possibly in place."""
         # Collectives reduce elements in the order of memory, so all ranks need the same strides.
         x = x.contiguous()

@@ -38,7 +38,7 @@ def ring_attention(
     layout: Sharding,
     causal: bool = True,
     overlap: bool = True,
-    timer: Any = None,
+    timer=None,
 ) -> Tensor:
     """Compute attention over a sequence that is sharded across ranks, with a backward pass.
 
@@ -68,10 +68,10 @@ def ring_attention(
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Any,
-        k: Any,
-        v: Any,
+        ctx,
+        q,
+        k,
+        v,
         causal: bool,
         layout: Sharding,
         ranks: Ranks,
@@ -93,7 +93,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor):
+    def backward(ctx, grad_out: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
         (causal, layout, overlap), ranks = ctx.rest, Ranks()
         grad_q = torch.zeros_like(q, dtype=out.dtype)
@@ -163,7 +163,7 @@ def ulysses_attention(
     *,
     layout: Sharding,
     causal: bool = True,
-    timer: Any = None,
+    timer=None,
 ) -> Tensor:
     """Compute dense attention over a sequence that is sharded across ranks, with a backward pass.
 
@@ -223,11 +223,11 @@ class _AllToAll(torch.autograd.Function):
     """Exchange rows of x. The backward pass exchanges the gradient in the other direction."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, sizes: list[int], incoming: list[int]) -> Tensor:
+    def forward(ctx, x: Tensor, ranks: Ranks, sizes: list[int], incoming: list[int]) -> Tensor:
         ctx.rest = (ranks, incoming, sizes)
         return ranks.all_to_all(x, sizes, incoming)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor):
+    def backward(ctx, grad: Tensor):
         ranks, *sizes = ctx.rest
         return ranks.all_to_all(grad, *sizes), None, None, None

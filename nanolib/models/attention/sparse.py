@@ -10,7 +10,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -242,7 +242,7 @@ def allow_repeated_backward() -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(*of: Any) -> Any:
+def compiled(*of):
     """Compile FlexAttention for one shape, dtype and pattern.
 
     Without `fullgraph`, dynamo silently falls back to eager mode for code that it cannot compile.

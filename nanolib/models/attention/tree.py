@@ -10,7 +10,7 @@ Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ def tree_attention_decode(
     *,
     layout: Sharding,
     algorithm: str = "fused",
-    timer: Any = None,
+    timer=None,
 ) -> Tensor:
     """Compute attention of the newest token over keys that are sharded across ranks.
 

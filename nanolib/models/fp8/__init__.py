@@ -46,7 +46,7 @@ def rows_by_layer(model: nn.Module, call: Callable[[], object]) -> Counter[str]:
     """
     rows = Counter()
 
-    def count(name: str, layer: nn.Linear, _: Any, out: Tensor) -> None:
+    def count(name: str, layer: nn.Linear, _, out: Tensor):
         rows[name] += out.numel() // layer.out_features
 
     hooks = [
@@ -160,9 +160,7 @@ def convert(
     return audit(model)
 
 
-def _convert_with_torchao(
-    model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
-) -> None:
+def _convert_with_torchao(model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False):
     with silent():  # The import logs the kernels that this machine cannot load.
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

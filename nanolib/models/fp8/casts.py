@@ -6,7 +6,7 @@ tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ RECIPES = {
 }
 
 
-def _all(**changes: Any) -> Recipe:
+def _all(**changes) -> Recipe:
     """Return the recipe `tensorwise` with these changes to every cast."""
     return Recipe(**{name: replace(value, **changes) for name, value in vars(Recipe()).items()})
 
@@ -163,7 +163,7 @@ class EmulatedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
         """Cast and multiply the operands of the output."""
         ctx.recipe = recipe
         a, a_for_weight = _cast_twice(x, recipe.input, recipe.input_for_weight)
@@ -172,7 +172,7 @@ class EmulatedProduct(torch.autograd.Function):
         return torch.mm(a, b.t()).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Cast and multiply the operands of both gradients."""
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
         g, g_for_weight = _cast_twice(gradient, recipe.gradient, recipe.gradient_for_weight)
@@ -193,7 +193,7 @@ class EmulatedLinear(nn.Linear):
             because a CPU multiplies float32 faster.
     """
 
-    def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
+    def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False):
         nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias

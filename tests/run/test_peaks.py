@@ -6,24 +6,52 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement
 from nanolib.paths import LAUNCH_VARIABLE
-from nanolib.run import peaks_case, sweep
-from nanolib.run.peaks_case import ceiling_cases, ceilings_of, rate_rows
+from nanolib.run import peaks, sweep
+from nanolib.run.peaks import ceiling_cases, ceilings_of, measure_ceiling, rate, rate_rows
 from nanolib.stats.intervals import Interval
 from tests.run.sample_experiment import Params
 from tests.store.rows import make_run
 
+LATENCY = Measurement(
+    "latency", 10.0, 5.0, 20.0, 0.95, 20, (10.0, 20.0), method="perf_counter", scope="decode"
+)
+
+
+def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
+    def measured(call, rel_ci, budget_s, *, device, scope, collect=None):
+        call()
+        return replace(LATENCY, scope=scope)
+
+    monkeypatch.setattr(peaks, "measure", measured)
+    monkeypatch.setattr(peaks, "_MATRIX", {"cpu": 64})
+    monkeypatch.setattr(peaks, "_COPY_BYTES", {"cpu": 2**21})
+    amounts = {"float32": 2 * 64**3, "float64": 2 * 64**3, "bfloat16": 2 * 32**3, "copy": 2 * 2**21}
+    found = {name: measure_ceiling("cpu", name, 4.0) for name in amounts}
+    assert {row.scope: row.estimate / 100 for row in found.values()} == amounts
+    assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
+    assert found["copy"].message == "copy of 2 MiB"
+
+
+def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
+    row = rate("tokens_per_second", 8, replace(LATENCY, flags=(Flag.GOT_SLOWER,)))
+    assert (row.low, row.estimate, row.high, row.samples) == (400, 800, 1600, (800, 400))
+    kept = ("decode", "amount/perf_counter", (Flag.GOT_SLOWER,))
+    assert (row.scope, row.method, row.flags) == kept
+    alone = rate("tokens_per_second", 8, replace(LATENCY, low=None, high=None))
+    assert (alone.low, alone.estimate, alone.high) == (None, 800, None)
+
 
 def test_a_share_includes_the_interval_of_the_peak_rate_too():
     latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
-    peaks = {"float32": Interval(0.8e11, 1e11, 2e11)}
-    rate, share = rate_rows(latency, 5e7, "float32", peaks)
-    assert (rate.low, rate.estimate, rate.high) == pytest.approx((4e10, 5e10, 6.25e10))
+    rates = {"float32": Interval(0.8e11, 1e11, 2e11)}
+    found, share = rate_rows(latency, 5e7, "float32", rates)
+    assert (found.low, found.estimate, found.high) == pytest.approx((4e10, 5e10, 6.25e10))
     ends = 4e10 / 2e11, 0.5, 6.25e10 / 0.8e11
     assert (share.low, share.estimate, share.high) == pytest.approx(ends)
     assert "8e+10 … 2e+11" in share.message
-    _, share = rate_rows(replace(latency, low=None, high=None), 5e7, "float32", peaks)
+    _, share = rate_rows(replace(latency, low=None, high=None), 5e7, "float32", rates)
     assert (share.low, share.estimate, share.high) == (None, 0.5, None)
     assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]
 
@@ -45,12 +73,12 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
         how = {"samples": (1.0, 2.0), "scope": kind}
         return Measurement("ceiling_bytes", next(numbers), 0.5, 1e3, 0.95, 2, **how)
 
-    monkeypatch.setattr(peaks_case, "measure_ceiling", measured)
+    monkeypatch.setattr(peaks, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     found = []
     for budget_s in (0.01, 0.02, 0.02):
-        peaks = ceiling_cases("cpu", ["float32"], budget_s)
-        experiment = SimpleNamespace(cases=lambda _, peaks=peaks: peaks)
+        cases = ceiling_cases("cpu", ["float32"], budget_s)
+        experiment = SimpleNamespace(cases=lambda _, cases=cases: cases)
         rows = sweep.measure(experiment, Params(), store=store).measurements(samples=True)
         found.append(rows[rows["metric"] != "case_duration"])
     first, second, third = found
