@@ -102,7 +102,7 @@ def measure_in_turns(
     timings: Mapping[str, Timing],
     *,
     seed: int,
-    within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
+    within: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[dict[str, dict[str, Measurement]], list[Round]]:
     """Measure several calls in rounds. A round has one block of each call, in random order.
 
@@ -149,12 +149,18 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     launches = [{} for _ in timing.phases]
     if clock.gpu:
         shared |= clock.gpu.state.summary()
-    if clock.gpu and not timing.cold:
-        launches = clock.gpu.host_and_device([*timing.phases.values()])
+        if not timing.cold:
+            launches = clock.gpu.host_and_device([*timing.phases.values()])
 
     def row(scope: str, samples: np.ndarray, own: Mapping[str, Any]) -> Measurement:
-        how = {"calls_per_block": per_block, "steady": steady, "method": clock.method}
-        return summarize(samples, scope=scope, details=shared | own, **how)
+        return summarize(
+            samples,
+            calls_per_block=per_block,
+            steady=steady,
+            scope=scope,
+            method=clock.method,
+            details=shared | own,
+        )
 
     rows = {
         scope: row(scope, samples, {"cached": sampler.checks[scope].is_cached} | launch)
@@ -210,10 +216,10 @@ def summarize(
         "warmup_cut": cut_blocks * calls_per_block,
         "ljung_box_p": lag_p,
     }
-    counts = count_outliers(medians)
+    mild, severe = count_outliers(medians)
     flags = {
-        Flag.OUTLIERS_SEVERE: counts.severe > 0 and not remove_outliers,
-        Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe and not remove_outliers,
+        Flag.OUTLIERS_SEVERE: severe > 0 and not remove_outliers,
+        Flag.OUTLIERS_MILD: mild > 0 and not severe and not remove_outliers,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,

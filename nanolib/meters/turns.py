@@ -37,7 +37,7 @@ class Round:
 def take_turns(
     samplers: dict[str, BlockSampler],
     seed: int,
-    within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
+    within: Callable[[str], AbstractContextManager[object]] = nullcontext,
     *,
     enough: Callable[[int], bool] | None = None,
 ) -> list[Round]:
@@ -101,7 +101,7 @@ def undisturbed(
     return [*rounds], (Flag.BUSY_MACHINE,) if len(clean) < len(rounds) else (), details
 
 
-def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
+def speed_up(baseline_ms: np.ndarray, own_ms: np.ndarray) -> Interval:
     """Estimate the speed-up over a baseline from blocks of the same rounds.
 
     Args:
@@ -114,8 +114,7 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
     Raises:
         TooFewSamples: There are fewer than six rounds.
     """
-    logs = np.log(np.asarray(baseline_ms) / np.asarray(own_ms))
-    return Interval(*np.exp(hodges_lehmann(logs)).tolist())
+    return Interval(*np.exp(hodges_lehmann(np.log(baseline_ms / own_ms))).tolist())
 
 
 def speed_up_row(

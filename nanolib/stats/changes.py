@@ -22,11 +22,11 @@ def step_noise(series: ArrayLike) -> float:
 
     A few changes of level hardly affect the estimate.
     """
-    steps = np.diff(np.asarray(series, dtype=float))
+    steps = np.diff(series)
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
 
-def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -> list[int]:
+def change_points(series: np.ndarray, penalty: float, least: int = MIN_SEGMENT) -> list[int]:
     """Find the changes of level in a series, with the algorithm PELT and the L2 cost.
 
     Args:
@@ -41,9 +41,8 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
     """
     import ruptures  # The import is slow, so nanolib delays the import until the first search.
 
-    x = np.asarray(series, dtype=float)
     # The linear kernel gives the L2 cost in compiled code. `ruptures.Pelt` is far slower.
-    search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(x[:, None])
+    search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(series[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
 
@@ -66,7 +65,7 @@ def changes_of_level(
     Returns:
         Index of the first value after each change, and the ratio of the new level to the old level.
     """
-    logs, widths = np.log(np.asarray(values, dtype=float)), np.asarray(uncertainty, dtype=float)
+    logs, widths = np.log(values), np.asarray(uncertainty, dtype=float)
     n = len(logs)
     if n < LEAST_HISTORY:
         return []
@@ -95,7 +94,7 @@ def _beyond_local_noise(
         weakest = int(np.argmin(gains))
         if gains[weakest] >= PENALTY * math.log(len(logs)):
             break
-        bounds = [*bounds[: weakest + 1], *bounds[weakest + 2 :]]
+        del bounds[weakest + 1]
     return bounds
 
 

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,13 +34,11 @@ class SteadyState:
 
     Attributes:
         cut: Number of warm-up samples. The steady part is `series[cut:]`.
-        changes: Index of the first sample after each change of level.
         steady: Whether the series reached a steady state.
         got_slower: Whether a segment after the warm-up is slower than the previous segment.
     """
 
     cut: int = 0
-    changes: tuple[int, ...] = ()
     steady: bool = True
     got_slower: bool = False
 
@@ -90,7 +87,6 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     late = any(change > 0.75 * groups for change in changes)
     return SteadyState(
         cut=cut * group,
-        changes=tuple(change * group for change in changes),
         steady=not late and cut < groups / 2,
         got_slower=got_slower,
     )
@@ -116,8 +112,7 @@ def leading_slow_samples(series: ArrayLike) -> int:
     """
     x = np.asarray(series, dtype=float)
     _, limit = fences(x[len(x) // 2 :], SEVERE)
-    above = x > limit
-    return int(np.argmin(above)) if not above.all() else len(x)
+    return int(np.argmin(x > limit))  # The fence is above most of the second half.
 
 
 def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
@@ -156,13 +151,6 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     return steps, ""
 
 
-class OutlierCount(NamedTuple):
-    """Numbers of mild outliers, which are within the severe fences, and of severe outliers."""
-
-    mild: int
-    severe: int
-
-
 def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
     """Return Tukey's lower and upper fences. Samples beyond a fence are outliers.
 
@@ -172,7 +160,7 @@ def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
 
     Source: Tukey (1977), Exploratory Data Analysis.
     """
-    first, third = np.percentile(np.asarray(samples, dtype=float), [25, 75])
+    first, third = np.percentile(samples, [25, 75])
     return first - reach * (third - first), third + reach * (third - first)
 
 
@@ -181,11 +169,15 @@ def _are_beyond(samples: np.ndarray, reach: float) -> np.ndarray:
     return (samples < low) | (samples > high)
 
 
-def count_outliers(samples: ArrayLike) -> OutlierCount:
-    """Count the mild and severe outliers of samples, shape [n]."""
+def count_outliers(samples: ArrayLike) -> tuple[int, int]:
+    """Count the outliers of samples, shape [n].
+
+    Returns:
+        Number of mild outliers, which are within the severe fences, and of severe outliers.
+    """
     x = np.asarray(samples, dtype=float)
     severe = int(_are_beyond(x, SEVERE).sum())
-    return OutlierCount(int(_are_beyond(x, MILD).sum()) - severe, severe)
+    return int(_are_beyond(x, MILD).sum()) - severe, severe
 
 
 def without_outliers(samples: ArrayLike) -> np.ndarray:

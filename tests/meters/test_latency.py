@@ -15,7 +15,7 @@ from nanolib.meters.sampler import Timing
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
 
-STEADY = SteadyState(0, (), steady=True, got_slower=False)
+STEADY = SteadyState()
 
 
 def _noisy(n, level=100.0, cv=0.001, seed=0):
@@ -118,16 +118,13 @@ def test_a_warm_up_that_is_no_outlier_is_cut_and_what_never_settles_is_kept_whol
 
 
 def test_a_cut_within_a_block_takes_all_of_it():
-    steady = SteadyState(cut=7, changes=(7,), steady=True, got_slower=False)
-    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=steady)
+    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=7))
     assert row.details["warmup_cut"] == 9 and row.n == 7 and row.estimate == 20
     assert len(row.samples) == 30 and row.details["mean"] == np.arange(10, 31).mean()
 
 
 def test_a_cut_that_leaves_too_few_blocks_for_an_interval_is_not_made():
-    row = summarize(
-        np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=13, changes=(13,))
-    )
+    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=13))
     assert (row.n, row.confidence, row.details["warmup_cut"]) == (10, 0.95, 0)
     assert Flag.NO_STEADY_STATE in row.flags
 
