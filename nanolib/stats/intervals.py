@@ -44,7 +44,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     """
     x = np.sort(_checked(samples, confidence))
     n = len(x)
-    if n < 2 or range_confidence(n) < confidence:
+    if range_confidence(n) < confidence:
         raise TooFewSamples(
             f"{n} samples cannot give a {confidence:.0%} interval for the median; take more samples"
         )
@@ -76,8 +76,9 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     n = len(x)
     if n < 2:
         raise TooFewSamples(f"{n} sample(s) give no interval for the mean; take at least two")
-    half = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(n))
-    return Interval(float(x.mean()) - half, float(x.mean()), float(x.mean()) + half)
+    mean, error = float(x.mean()), float(x.std(ddof=1)) / math.sqrt(n)
+    reach = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
+    return Interval(mean - reach, mean, mean + reach)
 
 
 def _checked(samples: ArrayLike, confidence: float) -> np.ndarray:
@@ -123,7 +124,7 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(walsh[depth - 1]), float(np.median(walsh)), float(walsh[-depth]))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def _quantile(n: int, tail: float) -> int:
     """Return the largest d with P(rank sum < d) <= tail, if a rank counts with probability 1/2."""
     if n > _EXACT:
