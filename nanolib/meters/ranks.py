@@ -34,6 +34,7 @@ _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
 # Each payload is a number of bytes per rank.
 PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
+_COUNTED_CALLS = 2
 KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 
 
@@ -90,7 +91,7 @@ class Timer:
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
         """Print a table of the sections, with the number, the sum, the mean and the spread."""
-        width = max([len(name) for name in self.seconds] + [12])
+        width = max(12, *map(len, self.seconds))
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
         for name, times in self.seconds.items():
@@ -103,7 +104,7 @@ class Timer:
 
 
 def _ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class _RankSampler(BlockSampler):
@@ -234,7 +235,7 @@ def time_collectives(budget_s: float, *, seed: int, device: Device = "cpu") -> l
     return [row | {"blocks": blocks[key]} for key, row in rows.items()]
 
 
-def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
+def count_bytes(call: Callable[[], object]) -> float | None:
     """Count the bytes that all ranks send in one call, including the bytes of the protocol.
 
     All ranks must call this function at the same time.
@@ -246,7 +247,7 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
     call()  # The first call opens connections.
-    return (_counted(call, calls) - _counted(call, 0)) / calls
+    return (_counted(call, _COUNTED_CALLS) - _counted(call, 0)) / _COUNTED_CALLS
 
 
 def _counted(call: Callable[[], object], calls: int) -> int:

@@ -259,7 +259,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         if case.is_checked:
             found[name]["error"] = share.error()
         if case.traffic():
-            found[name]["bytes"] = count_bytes(share.call, calls=2)
+            found[name]["bytes"] = count_bytes(share.call)
     blocks, busy = time_across_ranks(calls, budget_s, **how)
     for link in links:
         link["scope"] = f"{link['collective']} of {link['payload']} B"
