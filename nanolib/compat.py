@@ -4,7 +4,6 @@ For intervals, flags and all samples, use `nanolib.measure`, which returns a `Me
 """
 
 import contextlib
-import itertools
 import statistics
 from collections.abc import Callable
 from typing import Any, Self
@@ -14,7 +13,7 @@ import torch
 from nanolib.config import PRESETS
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.call_check import CallCheck
-from nanolib.meters.clock import clock_for
+from nanolib.meters.clock import Device, clock_for
 from nanolib.meters.latency import summarize
 from nanolib.meters.layers import LayerProfiler, create_profiler
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
@@ -45,15 +44,13 @@ MODEL_CONFIGS: dict[str, dict[str, Any]] = {
 _GIB = 2**30
 
 
-def _series(
-    step: Callable[[], object], device: torch.device | str, warmup: int, trials: int
-) -> list[float]:
+def _series(step: Callable[[], object], device: Device, warmup: int, trials: int) -> list[float]:
     """Return the times of `trials` single calls after `warmup` calls, ms."""
     clock = clock_for(device)
-    steps = itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step))
-    for _ in range(warmup):
-        next(steps)()
-    return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(trials)]
+    calls = [CallCheck(step, "func", BadInput), *[step] * (warmup + trials - 1)]
+    for call in calls[:warmup]:
+        call()
+    return [clock.time_block([call], 1, 1)[0][0] for call in calls[warmup:]]
 
 
 def _mean_and_sd_s(
@@ -168,7 +165,7 @@ class MemoryProfiler(contextlib.ExitStack):
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
     """
 
-    def __init__(self, device: str | torch.device | None = None):
+    def __init__(self, device: Device | None = None):
         super().__init__()
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._peak, self._resident = Peak(), Peak()

@@ -29,7 +29,6 @@ from nanolib.stats.intervals import Interval
 
 __all__ = ["EnergyMeter", "integrate"]
 
-_SAMPLE_S = 0.05
 MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
 _TRACE_POINTS = 60
 _SETTLE_S = 2.0  # Longest wait for a slow source at the end of a window, s.
@@ -96,7 +95,7 @@ class Track:
         inside = (window.start_s <= t) & (t <= window.end_s)
         is_counter, wrong = not np.isnan(joules).all(), ""
         if is_counter:
-            usual_s = max(period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0.0)
+            usual_s = max(period_s, float(np.median(np.diff(t))))
             still_s = longest_standstill(t[inside], joules[inside])
             if still_s >= MIN_PERIODS / 2 * usual_s:
                 wrong = f"did not change in {still_s:.3g} of {seconds:.3g} s"
@@ -139,13 +138,18 @@ class Track:
         """Yield the rows of one window for this source, as `EnergyMeter.measurements` describes."""
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
-        common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
-        message = _NO_READING.get(source.provenance, "")
+        common = {
+            "provenance": source.provenance,
+            "method": source.name,
+            "scope": window.name,
+            "message": _NO_READING.get(source.provenance, ""),
+            "details": details,
+        }
 
         def row(metric: str, joules: Interval, factor: float = 1.0, **more) -> Measurement:
             low, value, high = (end * factor for end in joules)
-            rest = common | {"n": 1, "message": message, "details": details | more}
-            return Measurement(metric, value, low, high, 1.0, **rest)
+            rest = common | {"details": details | more}
+            return Measurement(metric, value, low, high, 1.0, n=1, **rest)
 
         metric = "energy"
         try:
@@ -162,8 +166,8 @@ class Track:
             net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
             yield row(metric, net)
         except BadInput as error:
-            rest = common | {"message": str(error), "details": details}
-            yield Measurement(metric, status=Status.UNSUPPORTED, **rest)
+            refused = common | {"message": str(error), "status": Status.UNSUPPORTED}
+            yield Measurement(metric, **refused)
 
 
 class EnergyMeter:
@@ -190,7 +194,7 @@ class EnergyMeter:
     def __init__(
         self,
         sources: Sequence[Any] | None = None,
-        sample_s: float = _SAMPLE_S,
+        sample_s: float = 0.05,
         device: Device = "cpu",
         trace: Trace | None = None,
     ):
@@ -240,9 +244,9 @@ class EnergyMeter:
             self.trace.rows["sections"].append((name, start_us, ns))
             give_up = time.monotonic() + _SETTLE_S
             # To compute the energy, nanolib needs a reading of each source after the window.
-            while any(track.known_until_s < window.end_s for track in self.tracks):
-                if time.monotonic() > give_up:
-                    break
+            while time.monotonic() < give_up and any(
+                track.known_until_s < window.end_s for track in self.tracks
+            ):
                 time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float) -> Window:

@@ -147,8 +147,8 @@ def _driver() -> str:
 
 def _dtypes(gpus: list[dict[str, Any]]) -> dict[str, str]:
     if gpus:
-        major = int(gpus[0]["compute_capability"].partition(".")[0])
-        has = {"tf32": major >= 8, "bfloat16": major >= 8, "float16": major >= 7}
+        capability = float(gpus[0]["compute_capability"])
+        has = {"tf32": capability >= 8, "bfloat16": capability >= 8, "float16": capability >= 7}
         has["float8"] = gpus[0]["fp8"]
         units = {dtype: "tensor_cores" if is_fast else "emulated" for dtype, is_fast in has.items()}
         return {"float32": "vector"} | units
@@ -180,8 +180,11 @@ _VARIABLES = (
 
 def versions() -> dict[str, str]:
     """Return the versions and environment variables that affect a measurement, for a run's row."""
-    found = {"python": platform.python_version(), "platform": sys.platform}
-    found["torch"] = torch.__version__
+    found = {
+        "python": platform.python_version(),
+        "platform": sys.platform,
+        "torch": torch.__version__,
+    }
     if torch.cuda.is_available():
         found["cuda"] = torch.version.cuda or torch.version.hip
         found["cudnn"] = str(torch.backends.cudnn.version())
@@ -277,10 +280,7 @@ def limit_threads() -> Iterator[None]:
 
 def _groups(controller: str) -> list[Path]:
     """List the folders of the process's control group and of its parents, innermost first."""
-    try:
-        lines = [line.split(":", 2) for line in (_PROC / "cgroup").read_text().splitlines()]
-    except OSError:  # Only Linux has this file.
-        return []
+    lines = [line.split(":", 2) for line in _text_of(_PROC / "cgroup").splitlines()]
     paths = {name: path for _, names, path in lines for name in names.split(",")}
     # cgroup v1 has a folder for each controller.
     top = _MOUNTED / controller if controller in paths else _MOUNTED
@@ -291,8 +291,6 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Read a file of lines `name number`. The result is empty if the file is not readable."""
-    with contextlib.suppress(OSError):
-        lines = (line.split() for line in file.read_text().splitlines())
-        return {words[0]: int(words[1]) for words in lines if len(words) == 2}
-    return {}
+    """Read a file of lines `name number`. The result is empty if there is no file."""
+    lines = (line.split() for line in _text_of(file).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2}

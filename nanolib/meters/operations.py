@@ -199,13 +199,10 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
     }
 
 
-_CALLS = 3
-_SILENT = "6"  # With a lower log level, the tracer prints a line at each start and each end.
-
-
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:
     """Make torch's profiler for a device, with a tracer that prints nothing."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    # With a lower log level, the tracer prints a line at each start and each end.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -222,7 +219,7 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
     """
     call()
     with torch_profiler(device, record_shapes=True, profile_memory=True) as found:
-        for _ in range(_CALLS):
+        for _ in range(3):
             call()
     found.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(encoding="utf-8"))

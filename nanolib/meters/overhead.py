@@ -36,7 +36,6 @@ def measure_overhead(
     scope: str = "",
     budget_s: float = 10.0,
     rel_ci: float = 0.002,
-    seed: int = 0,
 ) -> Iterator[Measurement]:
     """Measure the overhead of each mode compared with bare calls, which have no profiler.
 
@@ -53,7 +52,6 @@ def measure_overhead(
         budget_s: Time after which measuring stops, s, but not before six rounds.
         rel_ci: Measuring stops when the half-width of each latency's interval is at most this share
             of the latency.
-        seed: Seed of the order of modes.
 
     Yields:
         `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
@@ -79,7 +77,7 @@ def measure_overhead(
     with pause_collector():
         for sampler in samplers.values():
             sampler.begin()
-        rounds = take_turns(samplers, seed)
+        rounds = take_turns(samplers, seed=0)
     rounds, flags, counted = undisturbed([one for one in rounds if len(one.ms) == len(kinds)])
     # Wall time and CPU time of a call in each round, ms.
     times = {kind: np.array([one.ms[kind] for one in rounds]).T for kind in kinds}

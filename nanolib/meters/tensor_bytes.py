@@ -127,7 +127,7 @@ class BytesRead(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run the operation and count the bytes that it reads."""
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs or {})
         if func is _DEVICE:
             return out
         schema = getattr(func, "_schema", None)  # FlexAttention has no schema.
@@ -139,9 +139,7 @@ class BytesRead(TorchDispatchMode):
             if key not in made:
                 taken = (_taken(func, args, x, out) - self._written[key]) * x.element_size()
                 self._read[key] = max(self._read[key], taken)
-            elif (
-                schema and schema.is_mutable
-            ):  # An operation that returns a view reads no elements.
+            elif schema and schema.is_mutable:  # An operation that makes a view reads nothing.
                 self._written[key] += _elements(x)
         return out
 
