@@ -111,7 +111,7 @@ def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> floa
     change, the window extends across the change.
     """
     last = max(0, len(residuals) - _NEAR)
-    starts = (min(max(0, at - _NEAR), last), min(at, last))
+    starts = (max(0, at - _NEAR), min(at, last))
     return max(_history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 

@@ -96,7 +96,7 @@ def compare_paired(base: ArrayLike, current: ArrayLike, *, threshold: float = TH
         TooFewSamples: There are fewer than six pairs.
         BadInput: The lengths differ, or a value is not above 0.
     """
-    from scipy.stats import wilcoxon
+    from scipy.stats import sem, wilcoxon
 
     a, b = _logs("base", base), _logs("current", current)
     if len(a) != len(b):
@@ -106,8 +106,8 @@ def compare_paired(base: ArrayLike, current: ArrayLike, *, threshold: float = TH
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
-    error = float(delta.std(ddof=1)) / math.sqrt(len(delta))
-    return _verdict(intervals, p, _detectable(error, len(delta) - 1), threshold)
+    effect = _detectable(float(sem(delta)), len(delta) - 1)
+    return _verdict(intervals, p, effect, threshold)
 
 
 def compare(
@@ -140,7 +140,7 @@ def compare(
     if variance := sum(parts):
         shares = [part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True)]
         tests.append((math.sqrt(variance), variance**2 / sum(shares)))
-    if spread is not None and spread.sd:
+    if spread and spread.sd:
         tests.append((math.sqrt(2) * spread.sd, spread.freedom))
     if not tests:  # On a coarse clock, all blocks may take the same time.
         same = Interval(difference, difference, difference)

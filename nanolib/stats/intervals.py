@@ -49,9 +49,9 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
             f"{n} samples cannot give a {confidence:.0%} interval for the median; take more samples"
         )
     depth = 1
-    while _coverage(n, depth + 1) >= confidence:
+    while range_confidence(n, depth + 1) >= confidence:
         depth += 1
-    wide, narrow = _coverage(n, depth), _coverage(n, depth + 1)
+    wide, narrow = range_confidence(n, depth), range_confidence(n, depth + 1)
     share = (wide - confidence) / (wide - narrow)
     weight = (n - depth) * share / (depth + (n - 2 * depth) * share)
     low = (1 - weight) * x[depth - 1] + weight * x[depth]
@@ -91,14 +91,15 @@ def _checked(samples: ArrayLike, confidence: float) -> np.ndarray:
     return x
 
 
-def _coverage(n: int, depth: int) -> float:
-    """Return the chance that the `depth`-th smallest and largest values enclose the true median."""
+def range_confidence(n: int, depth: int = 1) -> float:
+    """Return the chance that a range of n sorted values contains the true median.
+
+    Args:
+        n: Number of values.
+        depth: The range extends from the `depth`-th smallest to the `depth`-th largest value. The
+            range of all values contains the median with the chance 1 − 2^(1−n).
+    """
     return float(1 - 2 * bdtr(depth - 1, n, 0.5))
-
-
-def range_confidence(n: int) -> float:
-    """Return the chance that the range of n values contains the true median: 1 − 2^(1−n)."""
-    return _coverage(n, 1)
 
 
 def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:

@@ -77,18 +77,14 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     changes = change_points(medians / noise, _PENALTY * math.log(groups))
     bounds = [0, *changes, groups]
     levels = levels_between(medians, bounds)
-    cut = 0
-    for index, change in enumerate(changes):
-        if levels[index + 1] >= levels[index]:
-            break
-        cut = change
-    after = [level for bound, level in zip(bounds, levels, strict=False) if bound >= cut]
-    got_slower = any(b > a for a, b in itertools.pairwise(after))
-    late = any(change > 0.75 * groups for change in changes)
+    first = 0  # index of the first segment after the warm-up
+    while first < len(changes) and levels[first + 1] < levels[first]:
+        first += 1
+    cut, last_change = bounds[first], bounds[-2]
     return SteadyState(
         cut=cut * group,
-        steady=not late and cut < groups / 2,
-        got_slower=got_slower,
+        steady=last_change <= 0.75 * groups and cut < groups / 2,
+        got_slower=any(b > a for a, b in itertools.pairwise(levels[first:])),
     )
 
 
@@ -104,23 +100,13 @@ def _noise(series: np.ndarray) -> float:
     return max(step_noise(series), math.sqrt(float(np.mean(steps**2)) / 2))
 
 
-def leading_slow_samples(series: ArrayLike) -> int:
-    """Count the cold calls at the start, which are above the severe fence of the second half.
-
-    Args:
-        series: Timings in the order taken, shape [n]. The second half of the series counts as warm.
-    """
-    x = np.asarray(series, dtype=float)
-    _, limit = fences(x[len(x) // 2 :], SEVERE)
-    return int(np.argmin(x > limit))  # The fence is above most of the second half.
-
-
 def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     """Find how many warm-up steps a process needs.
 
     The second half of the curve counts as warm. The warm-up ends when the median of five
-    neighboring steps first falls to the level of the second half, within the noise. Single cold
-    calls and later changes of level lengthen the warm-up. The number is unclear if the steps after
+    neighboring steps first falls to the level of the second half, within the noise. Cold calls at
+    the start, above the severe fence of the second half, and later changes of level lengthen the
+    warm-up. The number is unclear if the steps after
     the warm-up are still slower, and the noise is as large as the difference.
 
     Args:
@@ -139,7 +125,9 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     slow = smooth[:half] > limit
     found = steady_state(x)
     head = half if slow.all() else int(np.argmin(slow))
-    steps = max(head, found.cut, leading_slow_samples(x))
+    _, fence = fences(x[half:], SEVERE)
+    cold = int(np.argmin(x > fence))  # The fence is above most of the second half.
+    steps = max(head, found.cut, cold)
     if not found.steady or steps >= half:
         return None, "the curve does not settle within its first half"
     if slow[steps:].any():

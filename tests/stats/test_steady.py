@@ -7,7 +7,6 @@ from statsmodels.stats.diagnostic import acorr_ljungbox
 from nanolib.stats.steady import (
     SteadyState,
     count_outliers,
-    leading_slow_samples,
     ljung_box_p,
     steady_state,
     without_outliers,
@@ -77,11 +76,6 @@ def test_a_coarse_clock_shows_the_same_steps_as_a_fine_one():
     ticks[10:15] += 1
     ticks[100:105] += 1
     assert steady_state(ticks) == SteadyState(cut=40)
-
-
-def test_cold_calls_at_the_head_are_counted():
-    assert leading_slow_samples([9, 5, 1.1, 1, 1.2, 1, 1.1, 1, 9, 1]) == 2
-    assert leading_slow_samples([1.1, 1, 1.2, 1, 1.1, 1]) == 0
 
 
 MIDDLE = [8.0, 8.0, 10.0, 12.0, 12.0]  # quartiles 8 and 12: fences at -4, 2, 18 and 24
