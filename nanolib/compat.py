@@ -77,8 +77,7 @@ def benchmark_with_statistics(
         Latency, ms. The details contain the mean, the standard deviation and percentiles.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    samples = _series(func, device, warmup, trials)
-    return summarize(samples, remove_outliers=remove_outliers)
+    return summarize(_series(func, device, warmup, trials), remove_outliers=remove_outliers)
 
 
 def benchmark_forward(
@@ -150,8 +149,7 @@ def profiled_tree_attn_decode(
         ranks = Ranks()
         layout = Sharding.contiguous(k.shape[2], ranks.world)
         k, v = layout.take(k, ranks.rank), layout.take(v, ranks.rank)
-    algorithm = "three_allreduce"
-    return tree_attention_decode(q, k, v, layout=layout, algorithm=algorithm, timer=timer)
+    return tree_attention_decode(q, k, v, layout=layout, algorithm="three_allreduce", timer=timer)
 
 
 class MemoryProfiler(contextlib.ExitStack):

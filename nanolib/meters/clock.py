@@ -69,7 +69,6 @@ class HostClock:
 
 # If the size of the third level is not known, nanolib assumes a cache of 64 MiB.
 _UNKNOWN = 64 * 2**20
-_CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # A GPU's clock ramps up in less than half a second.
 # A GPU sleeps for about 0.15 s, in which the host can launch most calls three times.
 _SLEEP_CYCLES, _LAUNCH_ROUNDS = 2**28, 3
@@ -88,7 +87,7 @@ class CudaClock:
     method = "cuda_event"
     resolution_ms = 0.5e-3  # CUDA documents half a microsecond.
 
-    def __init__(self, device: Device = "cuda", nvml=pynvml):
+    def __init__(self, device: Device, nvml=pynvml):
         self.device, self.gpu = torch.device(device), self
         self.state = GpuState(str(self.device), nvml)
 
@@ -193,7 +192,7 @@ class ColdClock:
 Clock = HostClock | CudaClock | ColdClock
 
 
-def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
+def last_level_bytes(device: Device, cpus: Path = Path("/sys/devices/system/cpu")) -> int:
     """Return the size of a GPU's L2 or of all L3 caches of the CPUs in bytes, or 64 MiB if unknown.
 
     Args:

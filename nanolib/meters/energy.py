@@ -30,7 +30,6 @@ from nanolib.stats.intervals import Interval
 __all__ = ["EnergyMeter", "integrate"]
 
 MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
-_TRACE_POINTS = 60
 _SETTLE_S = 2.0  # Longest wait for a slow source at the end of a window, s.
 _NO_READING = {
     Provenance.ESTIMATED: "estimated from the utilization of the cores: a range, not a reading",
@@ -126,7 +125,7 @@ class Track:
         is_counter = not np.isnan(joules).all()
         if is_counter:  # nanolib may read a counter more often than the counter changes.
             chosen &= np.diff(joules, prepend=math.nan) != 0
-        every = max(1, math.ceil(chosen.sum() / _TRACE_POINTS))
+        every = max(1, math.ceil(chosen.sum() / 60))
         t, watts, joules = (x[chosen][::every] for x in (t, watts, joules))
         if is_counter:
             t, watts = t[1:], np.diff(joules) / np.diff(t)

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -134,9 +133,10 @@ class _Counter(TorchDispatchMode):
 
     def _add_sdpa(self, name: str, given: dict[str, Any]):
         q, k, v = (given[name] for name in ("query", "key", "value"))
-        mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
+        q_len, kv_len = q.shape[-2], k.shape[-2]
+        mask = given.get("attn_mask", given.get("attn_bias"))
         if given.get("is_causal"):  # torch aligns the first query with the first key.
-            kept, total = sum(min(row + 1, pairs[1]) for row in range(pairs[0])), prod(pairs)
+            kept, total = sum(min(row + 1, kv_len) for row in range(q_len)), q_len * kv_len
         elif mask is None:
             kept, total = 1, 1
         else:
@@ -190,12 +190,7 @@ def _is_product(name: str) -> bool:
     return any(word in _PRODUCTS or word.endswith("mm") for word in words)
 
 
-def model_flops(
-    config: NanoConfig,
-    batch: int,
-    length: int,
-    kept: float,
-) -> dict[str, int]:
+def model_flops(config: NanoConfig, batch: int, length: int, kept: float) -> dict[str, int]:
     """Compute the FLOPs of a model's parts, for sequences or for tokens after a cached prompt.
 
     Args:

@@ -20,7 +20,6 @@ _SLOWED_BY = {
     0x80: "power brake",
 }
 _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
-_BUSY_PERCENT = 10
 
 
 def _ask(nvml, name: str, *arguments):
@@ -59,7 +58,7 @@ class GpuState:
         nvml: NVML module.
     """
 
-    def __init__(self, device: str, nvml=pynvml):
+    def __init__(self, device: str, nvml):
         self._device, self._nvml = device, nvml
         self._seen = defaultdict(list)  # name of a sensor → its readings
         self._reasons = 0  # bits of all reasons for a low clock
@@ -83,8 +82,9 @@ class GpuState:
     def summary(self) -> dict[str, Any]:
         """Return the medians of the readings, and the reasons for a low clock."""
         found = {name: float(statistics.median(seen)) for name, seen in self._seen.items()}
-        named = _named(self._reasons, _UNDER_LOAD)
-        return found | ({"throttled_by": named} if named else {})
+        if named := _named(self._reasons, _UNDER_LOAD):
+            found["throttled_by"] = named
+        return found
 
     @functools.cached_property
     def _gpu(self):
@@ -112,7 +112,7 @@ def gpu_interference(uuid: str, nvml=pynvml) -> list[str]:
     if others := sum(one.pid != os.getpid() for one in processes):
         lines.append(f"{others} other process(es) compute on the GPU")
     use = _ask(nvml, "UtilizationRates", gpu)
-    if use is not None and use.gpu > _BUSY_PERCENT:
+    if use is not None and use.gpu > 10:
         lines.append(f"the GPU's utilization is {use.gpu} %")
     limit = _ask(nvml, "EnforcedPowerLimit", gpu)
     usual = _ask(nvml, "PowerManagementDefaultLimit", gpu)

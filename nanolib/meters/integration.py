@@ -52,12 +52,11 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     at_last = left + (right - left) * (last - t[:-1]) / share
     energy = (at_first + at_last) / 2 * (last - first)
     usual = np.median(length[length > 0])
-    gaps = (failed | (length > _GAP * usual)) & (last > first)
+    gaps = failed | (length > _GAP * usual)
     edges = (t[:-1] < start_s) & (start_s < t[1:]) | (t[:-1] < end_s) & (end_s < t[1:])
     unsure = float((np.abs(right - left) * length)[edges & ~gaps].sum())
-    inside = (last - first)[gaps]
-    low = energy[~gaps].sum() + inside.sum() * p.min() - unsure
-    high = energy[~gaps].sum() + inside.sum() * p.max() + unsure
+    known, gap_s = energy[~gaps].sum(), (last - first)[gaps].sum()
+    low, high = known + gap_s * p.min() - unsure, known + gap_s * p.max() + unsure
     # The power is never outside the range of all samples.
     window_s = end_s - start_s
     low, high = max(low, p.min() * window_s), min(high, p.max() * window_s)
@@ -197,7 +196,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
             f"power_trace: {name} cannot be read ({why}); give a CSV file with the columns t_s and "
             "power_w"
         ) from None
-    t_s, watts = (table[column].to_numpy() for column in columns)
+    t_s, watts = table[columns].to_numpy().T
     rises = (np.diff(t_s, prepend=-math.inf, append=math.inf) > 0).all()
     if len(table) < 2 or not rises or not ((watts >= 0) & (watts < math.inf)).all():
         raise BadInput(

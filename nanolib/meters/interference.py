@@ -47,7 +47,7 @@ class CpuTimes(NamedTuple):
     idle: float
     stolen: float
     ours: float
-    quotas: Sequence[Quota] = ()
+    quotas: Sequence[Quota]
 
 
 @dataclass

@@ -39,7 +39,6 @@ def measure(
     *,
     device: Device = "cpu",
     scope: str = "",
-    predicted: float | None = None,
     cold: bool = False,
     collect: Collect | None = None,
 ) -> Measurement:
@@ -53,7 +52,6 @@ def measure(
             include the first call or a GPU's warm-up.
         device: Device on which `fn` computes. nanolib uses the clock of this device.
         scope: Scope of the row.
-        predicted: Predicted latency, ms.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule.
 
@@ -74,7 +72,7 @@ def measure(
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
     timing = Timing({scope: fn}, rel_ci, budget_s, str(device), cold=cold, collect=collect)
-    return replace(measure_phases(timing)[scope], predicted=predicted)
+    return measure_phases(timing)[scope]
 
 
 def measure_phases(timing: Timing) -> dict[str, Measurement]:
@@ -196,7 +194,7 @@ def summarize(
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
-    steady = steady or steady_state(x, max(GROUP, calls_per_block))
+    steady = steady or steady_state(x)
     cut_blocks = math.ceil(steady.cut / calls_per_block)
     if cut_blocks and len(x) / calls_per_block - cut_blocks < FLOOR_BLOCKS:
         steady = replace(steady, steady=False)

@@ -182,8 +182,15 @@ def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
     with resident_peak() as resident:
         fn()
     if resident.resident is None:
-        rest = {"status": Status.UNSUPPORTED, "message": resident.resident_message}
-        return Measurement("resident_memory", scope=scope, **rest)
+        why = resident.resident_message
+        return Measurement("resident_memory", scope=scope, status=Status.UNSUPPORTED, message=why)
     rise = resident.resident / MIB
-    rest = {"method": "clear_refs+VmHWM", "details": {"before": resident.before / MIB}}
-    return Measurement("resident_memory", rise, n=1, samples=(rise,), scope=scope, **rest)
+    return Measurement(
+        "resident_memory",
+        rise,
+        n=1,
+        samples=(rise,),
+        method="clear_refs+VmHWM",
+        scope=scope,
+        details={"before": resident.before / MIB},
+    )

@@ -21,7 +21,6 @@ _BLOCK_S, _MAX_CALLS = 0.05, 16
 # In a short block, too few calls share the time to read and collect rows, unlike in a real run.
 _LEAST_BLOCK_S = 0.01
 _READINGS = 20
-_BARE, _AGAIN, _PLAIN = "bare", "again", "plain"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
 _DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
 # nanolib makes each second to each 128th call a detailed call. Other calls have undisturbed times.
@@ -64,7 +63,7 @@ def measure_overhead(
     detailed = {
         name: config.replace(every_kth_token=1) for name, config in modes.items() if config.turns
     }
-    kinds = {_BARE: None, _AGAIN: None, _PLAIN: ProfilingConfig.minimal()} | detailed
+    kinds = {"bare": None, "again": None, "plain": ProfilingConfig.minimal()} | detailed
     device, each_s = next(model.parameters()).device, budget_s / len(kinds)
     block_ms = 1e3 * min(_BLOCK_S, max(_LEAST_BLOCK_S, each_s / FLOOR_BLOCKS))
     _, (bare_ms,) = clock_for(device).time_block([call], 2, 1)
@@ -81,18 +80,18 @@ def measure_overhead(
     rounds, flags, counted = undisturbed([one for one in rounds if len(one.ms) == len(kinds)])
     # Wall time and CPU time of a call in each round, ms.
     times = {kind: np.array([one.ms[kind] for one in rounds]).T for kind in kinds}
-    plain_ms, reading_ms = float(np.median(times[_BARE][0])), _reading_ms()
-    for name in (_AGAIN, *modes):
+    plain_ms, reading_ms = float(np.median(times["bare"][0])), _reading_ms()
+    for name in ("again", *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
         details, every = counted | {"threads": threads, "plain_ms": plain_ms}, math.inf
-        own = times.get(name, times[_PLAIN])
-        plain = times[_PLAIN] if name in modes else own
+        own = times.get(name, times["plain"])
+        plain = times["plain"] if name in modes else own
         if name in detailed:
             detailed_ms = float(np.median(own[0]))
             share = (detailed_ms - np.median(plain[0])) / plain_ms
             every = int(np.clip(np.ceil(share / _DETAIL_SHARES[name]), _OFTENEST, _RAREST))
             details |= {"detailed_ms": detailed_ms, "detailed_every": every}
-        ratios = np.log((plain + (own - plain) / every) / times[_BARE])
+        ratios = np.log((plain + (own - plain) / every) / times["bare"])
         wall, cpu = (np.expm1(hodges_lehmann(ratio)) + threads for ratio in ratios)
         low, estimate, high = wall.tolist()
         yield Measurement(

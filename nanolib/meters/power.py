@@ -26,7 +26,6 @@ import pynvml
 from nanolib.measurement import Provenance, one_line
 from nanolib.meters.gpu import gpu_watts
 
-_RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 # AMD's compute driver creates this file.
 _KFD = Path("/dev/kfd")
@@ -233,7 +232,7 @@ class Found(NamedTuple):
 
 
 def find_sources(
-    rapl_root: Path = _RAPL_ROOT,
+    rapl_root: Path = Path("/sys/class/powercap"),
     nvml=pynvml,
     amdsmi=None,
     apple=None,

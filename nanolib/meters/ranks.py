@@ -85,10 +85,6 @@ class Timer:
             if self._inner:
                 self._inner[-1] += took
 
-    def totals(self) -> dict[str, float]:
-        """Return the total time of each section, s."""
-        return {name: sum(times) for name, times in self.seconds.items()}
-
     def print_stats(self, write: Callable[[str], object] = print) -> None:
         """Print a table of the sections, with the number, the sum, the mean and the spread."""
         width = max(12, *map(len, self.seconds))
@@ -179,7 +175,7 @@ def time_parts_across_ranks(
                 dist.barrier()
                 call(timer)
                 if count:  # The first run is cold.
-                    ms = {part: 1e3 * seconds for part, seconds in timer.totals().items()}
+                    ms = {part: 1e3 * sum(times) for part, times in timer.seconds.items()}
                     found[name].append(ms)
             if is_enough(count):
                 break

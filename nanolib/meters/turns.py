@@ -81,7 +81,7 @@ def take_turns(
 
 
 def undisturbed(
-    rounds: Sequence[Round],
+    rounds: list[Round],
 ) -> tuple[list[Round], tuple[Flag, ...], dict[str, int | None]]:
     """Leave out the busy rounds, if enough rounds are clean.
 
@@ -98,7 +98,7 @@ def undisturbed(
     few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(rounds))
     if few_busy or len(clean) >= MIN_BLOCKS:
         return clean, (), details
-    return [*rounds], (Flag.BUSY_MACHINE,) if len(clean) < len(rounds) else (), details
+    return rounds, (Flag.BUSY_MACHINE,), details
 
 
 def speed_up(baseline_ms: np.ndarray, own_ms: np.ndarray) -> Interval:

@@ -213,13 +213,9 @@ class AttentionCase(Case):
             if scope == "forward":
                 yield compile_row(first_ms, latency.estimate)
                 if params.cold_cache:
-                    yield measure(
-                        call,
-                        scope="forward, cold",
-                        predicted=latency.predicted,
-                        cold=True,
-                        **params.timing(self.device),
-                    )
+                    timing = params.timing(self.device)
+                    cold = measure(call, scope="forward, cold", cold=True, **timing)
+                    yield replace(cold, predicted=latency.predicted)
 
     def _build_mask(self, inputs: _Inputs, params) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
