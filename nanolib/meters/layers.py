@@ -77,15 +77,11 @@ class LayerProfiler:
         if config is None:
             config = ProfilingConfig.custom() if fields else ProfilingConfig.minimal()
         self.model, self.config, self.trace = model, config.replace(**fields), trace or Trace()
-        blocks, self._outer, inner = choose_modules(model)
+        self._outer, inner = choose_modules(model)
         self._inner = inner if self.config.modules else {}
         modules = {"": model} | self._outer | self._inner
         self._names = {path: operation_name(path, module) for path, module in modules.items()}
-        kinds = dict.fromkeys(blocks, "block") | {"": "model"}
-        self._found = {
-            name: ModuleTime(name, kinds.get(name, type(module).__name__))
-            for name, module in modules.items()
-        }
+        self._found = {name: ModuleTime(name) for name in modules}
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._clock, self._synchronize = clock_for(self._device), synchronizer(self._device)
         self._restore = contextlib.ExitStack()

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from nanolib.measurement import Measurement, Status, cause, exact
+from nanolib.meters.clock import Device
 from nanolib.meters.machine import memory_limits
 from nanolib.meters.tensor_bytes import LiveBytes
 from nanolib.numbers import MIB
@@ -55,7 +56,7 @@ class Peak:
 
 
 @contextmanager
-def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
+def peak_memory(device: Device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
     """Record the peak memory within the context.
 
     Args:
@@ -104,7 +105,7 @@ def why_not_planned(error: BaseException) -> str:
     return cause(error)
 
 
-def free_bytes(device: str | torch.device = "cpu") -> int | None:
+def free_bytes(device: Device = "cpu") -> int | None:
     """Return the free memory for new tensors in bytes, or None if unknown.
 
     On the host, the result is the smallest free memory of the system and of each control group.
@@ -146,7 +147,7 @@ def _status_bytes(field: str) -> int:
 def measure_memory(
     fn: Callable[[], object],
     *,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
     existing: tuple[torch.Tensor, ...] = (),
     scope: str = "",
     predicted_bytes: float | None = None,

@@ -160,7 +160,7 @@ class MemoryTracker(LiveBytes):
     def _mark(self, tensor: torch.Tensor, kind: str, **changes: str):
         """Set the kind, and other fields of the part, of a storage that counts as a temporary."""
         life = self._living.get(storage_key(tensor))
-        if life is not None and life.part.kind == MemoryKind.TEMPORARIES:
+        if life and life.part.kind == MemoryKind.TEMPORARIES:
             life.part = life.part._replace(kind=kind, **changes)
 
     @contextmanager

@@ -40,15 +40,13 @@ _BY_OPERATION = {
 }
 
 
-def choose_modules(
-    model: nn.Module,
-) -> tuple[list[str], dict[str, nn.Module], dict[str, nn.Module]]:
+def choose_modules(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """Choose the modules to time in each call, and the modules to time in detailed calls.
 
     Returns:
-        Names of the model's repeated blocks, which are the members of the model's `ModuleList`s,
-        and two maps, name → module. The first map has the blocks and the leaf modules outside
-        blocks. The second map has the modules inside blocks.
+        Two maps, name → module. The first map has the model's repeated blocks, which are the
+        members of the model's `ModuleList`s, and the leaf modules outside blocks. The second map
+        has the modules inside blocks.
     """
     inside, outer, inner = (), {}, {}  # `inside` has the starts of the names of the second map.
     for name, module in model.named_modules():
@@ -58,7 +56,7 @@ def choose_modules(
             inner[name] = module
         elif f"{name}." in inside or (name and not any(module.children())):
             outer[name] = module
-    return [start.removesuffix(".") for start in inside], outer, inner
+    return outer, inner
 
 
 @contextlib.contextmanager

@@ -285,9 +285,10 @@ class EstimateSource:
 
         The share is a mean over at least half a period.
         """
-        busy_s, whole_s = self._cpu_seconds() - self._before
+        now = self._cpu_seconds()
+        busy_s, whole_s = now - self._before
         if whole_s >= self._cores * self.period_s / 2:
-            self._share, self._before = busy_s / whole_s, self._cpu_seconds()
+            self._share, self._before = busy_s / whole_s, now
         busy = _BUSY_W_PER_CORE * self._share * self._cores
         low, high = (_IDLE_W + _IDLE_W_PER_CORE * self._cores + busy).tolist()
         return Reading(time.monotonic(), watts=math.sqrt(low * high), low=low, high=high)

@@ -45,7 +45,6 @@ class ModuleTime:
 
     Attributes:
         name: Name of the module in `named_modules`, or "" for the model itself.
-        kind: Label of the module: `model`, `block`, or the name of its class.
         inside: Name of the timed module that first called this module, or "" for the model. The
             times of modules that the model calls directly do not overlap.
         calls_ms: Time of each call in which nanolib records only times, ms.
@@ -57,7 +56,6 @@ class ModuleTime:
     """
 
     name: str
-    kind: str
     inside: str | None = None
     calls_ms: list[float] = field(default_factory=list)
     passes: int = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
-from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
+from nanolib.meters.interference import CpuTimes, cpu_times, load_between, shortest_watch_s
 from nanolib.meters.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann
 
@@ -55,8 +55,12 @@ def take_turns(
         The rounds, in order. `is_busy` marks the busy rounds.
     """
     order, rounds = random.Random(seed), []
+
+    def reading() -> tuple[int, float, CpuTimes]:
+        return len(rounds), time.monotonic(), cpu_times()
+
     # A reading of the CPU load takes milliseconds, so several rounds share a reading.
-    readings = [(0, time.monotonic(), cpu_times())]
+    readings = [reading()]
     is_group, shortest_s = len(samplers) > 1, shortest_watch_s()
     while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
         one = Round()
@@ -67,12 +71,12 @@ def take_turns(
             del samplers[name]
         rounds.append(one)
         if is_group and time.monotonic() - readings[-1][1] > shortest_s:
-            readings.append((len(rounds), time.monotonic(), cpu_times()))
+            readings.append(reading())
         if enough is not None and enough(len(rounds)):
             break
     if is_group:
         # The last rounds may be too short for a reading of their own.
-        readings[max(1, len(readings) - 1) :] = [(len(rounds), time.monotonic(), cpu_times())]
+        readings[max(1, len(readings) - 1) :] = [reading()]
         for (first, _, before), (end, _, after) in itertools.pairwise(readings):
             is_busy = load_between(before, after).is_busy
             for one in rounds[first:end]:

@@ -150,7 +150,7 @@ def compare(
     for level in (0.95, 0.90):
         reach = max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom in tests)
         intervals.append(Interval(difference - reach, difference, difference + reach))
-    effect = max(_detectable(error, freedom) for error, freedom in tests)
+    effect = max(_detectable(*test) for test in tests)
     return _verdict(intervals, p, effect, threshold)
 
 

@@ -134,7 +134,7 @@ def _quantile(n: int, tail: float) -> int:
     ways = np.zeros(n * (n + 1) // 2 + 1)
     ways[0] = 1.0
     for rank in range(1, n + 1):
-        ways[rank:] = ways[rank:] + ways[:-rank]
+        ways[rank:] += ways[:-rank]
     return int(np.searchsorted(np.cumsum(ways) / 2.0**n, tail, side="right"))
 
 

@@ -87,7 +87,6 @@ def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
         "blocks.1": [0.061] * 2,
         "blocks.2": [0.091] * 2,
     }
-    assert {row.kind for row in profiler.results()} == {"model", "block", "_Work", "_Head"}
 
 
 @pytest.fixture
