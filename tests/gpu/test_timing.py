@@ -78,7 +78,7 @@ def measured(monkeypatch):
 
 @pytest.mark.parametrize(
     ("launch_ms", "kernel_ms", "bound"),
-    [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)],
+    [(0.008, 0.002, True), (0.008, 0.5, False)],
 )
 def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_stored(
     measured, launch_ms, kernel_ms, bound

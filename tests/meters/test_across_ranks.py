@@ -6,11 +6,7 @@ import pytest
 import torch
 
 from nanolib.meters import ranks as communication
-from nanolib.meters.ranks import (
-    Timer,
-    time_across_ranks,
-    time_parts_across_ranks,
-)
+from nanolib.meters.ranks import Timer, time_across_ranks, time_parts_across_ranks
 
 MS = 10**6  # nanoseconds
 

@@ -37,12 +37,6 @@ def test_a_call_that_only_begins_is_refused(begins, clocked):
         measure(begins)
 
 
-def test_a_result_with_a_method_done_is_timed():
-    """The state of a beam search is no future."""
-    state = type("State", (), {"done": lambda self: False})
-    assert not call_check.CallCheck(state, "fn", BadInput)().done()
-
-
 KEPT = (torch.zeros(2),)
 
 

@@ -40,7 +40,6 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
     ("flags", "told"),
     [
         ("", "vector vector vector emulated"),
-        ("fpu", "vector emulated emulated emulated"),
         ("avx512f", "avx512 emulated emulated emulated"),
         ("avx512f avx512_bf16 avx512_fp16", "avx512 avx512 avx512 emulated"),
         ("avx512f avx512_bf16 amx_bf16 amx_fp16", "avx512 amx amx emulated"),

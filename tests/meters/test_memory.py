@@ -117,9 +117,8 @@ def test_the_peak_of_a_backward_pass_is_what_the_allocator_counted(shape, counte
     assert found / 2**20 == pytest.approx(counted_mib, rel=1e-4)
 
 
-def test_positions_before_heads_need_no_copies_and_other_operations_and_devices_nothing():
+def test_positions_before_heads_need_no_copies_and_other_devices_nothing():
     first, last = _tensor(1, 8, 1024, 64), _tensor(1, 1024, 8, 64).transpose(1, 2)
     heads_first, heads_last = (workspace_bytes(BACKWARD, (x,) * 5) for x in (first, last))
     assert heads_first - heads_last == 2 * first.nbytes
     assert workspace_bytes(BACKWARD, (torch.empty(1, 2, 16, 8),) * 5) == 0
-    assert workspace_bytes(torch.ops.aten.mm.default, (first,) * 5) == 0

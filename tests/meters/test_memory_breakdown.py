@@ -4,7 +4,6 @@ import contextlib
 
 import pytest
 import torch
-from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.steps import Training
@@ -17,14 +16,8 @@ from tests.experiments.own import LLAMA
 SMALL = {"num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 128, "context_length": 64}
 
 
-class Own(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Embedding(128, 32), nn.Tanh(), nn.Linear(32, 128))
-
-
 MODELS = {
     "decoder": lambda: create_model(NanoConfig.from_preset("decoder_tiny", **SMALL)),
-    "own": Own,
     "hf": lambda: build_model("hf:LlamaForCausalLM", LLAMA, "cpu", "float32"),
 }
 

@@ -67,13 +67,6 @@ class _Model(nn.Module):
 X = torch.ones(2, 3)
 
 
-def _found(model, config, calls):
-    with LayerProfiler(model, config) as profiler:
-        for _ in range(calls):
-            model(X)
-    return {row.name: row for row in profiler.results()}
-
-
 def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
     model = _Model(clock)
     with LayerProfiler(model) as profiler:
@@ -103,7 +96,11 @@ def look_slowly(clock, monkeypatch):
 
 def test_deep_passes_are_apart_from_calls_and_each_layer_has_its_operations(clock, look_slowly):
     """Every third of 30 calls looks; the next eight times operations, the third only modules."""
-    found = _found(_Model(clock), ProfilingConfig.deep(every_kth_token=1), 30)
+    model = _Model(clock)
+    with LayerProfiler(model, ProfilingConfig.deep(every_kth_token=1)) as profiler:
+        for _ in range(30):
+            model(X)
+    found = {row.name: row for row in profiler.results()}
     block = found["blocks.0"]
     assert block.calls_ms == [0.031] * 12 and found[""].calls_ms == [0.283] * 12
     assert found["blocks.0.first"].calls_ms == [0.01] * 12
@@ -160,7 +157,7 @@ def test_a_mode_costs_the_mean_of_its_calls_and_its_readings_of_power(cost):
     assert [standard.details[name] for name in names] == pytest.approx((21, 10, 2))
 
 
-@pytest.mark.parametrize(("share", "every"), [(0.101, 10), (0.26, 4), (5.0, 2), (1e-3, 128)])
+@pytest.mark.parametrize(("share", "every"), [(0.101, 10), (5.0, 2), (1e-3, 128)])
 def test_detailed_calls_are_as_rare_as_their_overhead_asks(cost, share, every):
     standard = cost(share=share)["prefill standard"]
     assert standard.details["detailed_every"] == every  # a detailed call takes 10 ms more
@@ -189,7 +186,7 @@ def test_a_trace_tells_each_operation_with_its_shapes_and_memory(tmp_path):
     assert any(event.get("name") == "[memory]" for event in events)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, device):
     def profile(activities, **options):
         raise LookupError(*activities)

@@ -75,9 +75,3 @@ def test_one_or_two_values_that_stick_out_are_a_spike_wherever_they_are(width, a
     series = np.array([_history(rng, 20) for _ in range(200)])
     series[:, slice(at, at + width or None)] *= 1.5
     assert _alarms(series) <= 0.01
-
-
-def test_three_values_at_the_end_are_a_level():
-    level = [10, 10.1, 9.9, 10, 10.1, 10]
-    step = (6, pytest.approx(1.2, rel=0.01))
-    assert _changes([*level, 12.0, 12.1, 12.0], width=0.01) == [step]

