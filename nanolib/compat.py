@@ -180,6 +180,11 @@ class MemoryProfiler(contextlib.ExitStack):
             )
         return self._peak.live
 
+    def _resident_bytes(self) -> int:
+        if self._resident.resident is None:
+            raise BadInput(f"MemoryProfiler: {self._resident.resident_message}")
+        return self._resident.resident
+
     def peak_memory_gpu(self) -> float:
         """Return the peak memory allocated on the GPU, GiB. On a CPU, the result is 0."""
         return self._live() / _GIB if self._device.startswith("cuda") else 0.0
@@ -188,10 +193,12 @@ class MemoryProfiler(contextlib.ExitStack):
         """Return the peak memory of live tensors on the CPU, GiB.
 
         If the device is a GPU, return the increase of the resident set instead.
+
+        Raises:
+            BadInput: This system does not report the peak of the resident set.
         """
-        if not self._device.startswith("cuda"):
-            return self._live() / _GIB
-        return (self._resident.resident or 0) / _GIB
+        live = self._live()
+        return (self._resident_bytes() if self._device.startswith("cuda") else live) / _GIB
 
     def efficiency_score(self) -> float:
         """Return peak live memory divided by peak reserved memory, in [0, 1].
@@ -202,11 +209,7 @@ class MemoryProfiler(contextlib.ExitStack):
         Raises:
             BadInput: This system does not report the peak of the resident set.
         """
-        live = self._live()
-        reserved = self._resident.resident if self._peak.reserved is None else self._peak.reserved
+        live, reserved = self._live(), self._peak.reserved
         if reserved is None:
-            raise BadInput(
-                "MemoryProfiler: this system does not report the peak of the resident set; "
-                "compute the efficiency score on Linux or on a GPU"
-            )
+            reserved = self._resident_bytes()
         return min(1.0, live / reserved) if reserved else 1.0

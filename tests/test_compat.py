@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sys
 
@@ -7,6 +8,7 @@ import torch
 from nanolib import compat
 from nanolib.compat import benchmark_with_statistics
 from nanolib.measurement import BadInput, Flag
+from nanolib.meters.memory import Peak
 from nanolib.paths import checkout
 from tests.processes import ended
 
@@ -68,6 +70,18 @@ def test_the_memory_profiler_counts_live_bytes():
     assert profiler.peak_memory_cpu() == 2**26 / 2**30 and profiler.peak_memory_gpu() == 0
     assert 0 < profiler.efficiency_score() <= 1
     del x
+
+
+def test_a_resident_peak_that_is_not_known_is_not_zero(monkeypatch):
+    """As of a process on a GPU in a sandbox whose kernel has no such counter."""
+    found = Peak(live=1, resident_message="the kernel does not report the resident peak")
+    for name in ("peak_memory", "resident_peak"):
+        monkeypatch.setattr(compat, name, lambda *_: contextlib.nullcontext(found))
+    with compat.MemoryProfiler("cuda") as profiler:
+        pass
+    for ask in (profiler.peak_memory_cpu, profiler.efficiency_score):
+        with pytest.raises(BadInput, match="MemoryProfiler: the kernel does not report"):
+            ask()
 
 
 def test_the_profiler_takes_the_argument_that_others_use():

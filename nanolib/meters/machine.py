@@ -223,7 +223,7 @@ class Quota(NamedTuple):
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use by affinity and quota, at least one."""
-    cpus = len(usable_cpus()) or os.cpu_count() or 1
+    cpus = len(usable_cpus()) or os.cpu_count()
     return max(1, int(min([cpus, *(quota.cores for quota in cpu_quotas())])))
 
 

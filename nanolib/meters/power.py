@@ -269,7 +269,7 @@ class EstimateSource:
     name, of, period_s, provenance = "utilisation", "processor", 0.1, Provenance.ESTIMATED
 
     def __init__(self):
-        self._cores = os.cpu_count() or 1
+        self._cores = os.cpu_count()
         self._share, self._before = math.nan, self._cpu_seconds()
         time.sleep(self.period_s)  # The first reading is a mean over one period too.
         self.read()

@@ -16,7 +16,6 @@ def clock(monkeypatch):
     watch = SimpleNamespace(
         perf_counter_ns=lambda: now[0],
         perf_counter=lambda: now[0] / 1e9,
-        monotonic=lambda: now[0] / 1e9,
         thread_time_ns=lambda: now[0] // 2,
     )
     for module in (clocks, overhead, ranks):
@@ -30,12 +29,8 @@ class FakeClock:
     method, gpu = "fake", None
 
     def __init__(self, series, resolution=1e-6):
-        *_, last = series = list(series)
-        self.series, self.resolution_ms = (
-            itertools.chain(series, itertools.repeat(last)),
-            resolution,
-        )
-        self.asked = []
+        self.series = itertools.chain(series, itertools.repeat(series[-1]))
+        self.resolution_ms, self.asked = resolution, []
 
     def warm_up(self, phases):
         pass
@@ -57,7 +52,7 @@ def clocked(monkeypatch):
 
     def use(series, **rest):
         clock = FakeClock(series, **rest)
-        watch = SimpleNamespace(perf_counter=lambda: next(ticks) / 1e6, process_time=lambda: 0.0)
+        watch = SimpleNamespace(perf_counter=lambda: next(ticks) / 1e6)
         monkeypatch.setattr(sampler, "time", watch)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
         monkeypatch.setattr(latency, "wait_for_compilers", lambda: None)

@@ -32,8 +32,6 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
     assert this_machine().cores == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
     assert this_machine().cores == 64
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert this_machine().cores == 1
 
 
 @pytest.mark.parametrize(
@@ -65,7 +63,7 @@ def test_a_gpu_is_told_by_its_properties_and_what_computes_a_type_by_its_generat
     monkeypatch, capability, told
 ):
     major, minor = capability
-    properties = {"major": major, "minor": minor, "total_memory": 79.7 * 2**30, "uuid": "abc"}
+    properties = {"major": major, "minor": minor, "total_memory": 79.7 * 2**30}
     gpu = SimpleNamespace(name="G", **properties)
     nvml = SimpleNamespace(NVMLError=ZeroDivisionError, nvmlInit=lambda: None)
     nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
@@ -79,7 +77,6 @@ def test_a_gpu_is_told_by_its_properties_and_what_computes_a_type_by_its_generat
     assert (found.gpus, found.driver) == ([own], "580.1")
     assert [*found.dtypes] == ["float32", "tf32", "bfloat16", "float16", "float8"]
     assert " ".join(found.dtypes.values()) == told
-    assert machine.gpu_uuid("cuda:0") == "GPU-abc"
     nvml.nvmlInit = lambda: 1 / 0
     assert this_machine().driver == "unknown (division by zero)"
 
@@ -211,7 +208,6 @@ def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, t
     assert this_machine().ram_gib == 32
     monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
     assert machine.usable_cores() == 8
-    assert machine.memory_limits() == [] and machine.cpu_quotas() == []
 
 
 @pytest.mark.parametrize(("asked", "within"), [(None, 2), ("4", 4)])
