@@ -182,7 +182,10 @@ class MemoryProfiler(contextlib.ExitStack):
 
     def _resident_bytes(self) -> int:
         if self._resident.resident is None:
-            raise BadInput(f"MemoryProfiler: {self._resident.resident_message}")
+            raise BadInput(
+                f"MemoryProfiler: {self._resident.resident_message}; use a Linux system with the "
+                "counter VmHWM"
+            )
         return self._resident.resident
 
     def peak_memory_gpu(self) -> float:

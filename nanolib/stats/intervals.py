@@ -76,9 +76,9 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     n = len(x)
     if n < 2:
         raise TooFewSamples(f"{n} sample(s) give no interval for the mean; take at least two")
-    mean, error = float(x.mean()), float(x.std(ddof=1)) / math.sqrt(n)
-    reach = float(stdtrit(n - 1, (1 + confidence) / 2)) * error
-    return Interval(mean - reach, mean, mean + reach)
+    mean = float(x.mean())
+    half = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(n))
+    return Interval(mean - half, mean, mean + half)
 
 
 def _checked(samples: ArrayLike, confidence: float) -> np.ndarray:

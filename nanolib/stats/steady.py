@@ -106,8 +106,8 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     The second half of the curve counts as warm. The warm-up ends when the median of five
     neighboring steps first falls to the level of the second half, within the noise. Cold calls at
     the start, above the severe fence of the second half, and later changes of level lengthen the
-    warm-up. The number is unclear if the steps after
-    the warm-up are still slower, and the noise is as large as the difference.
+    warm-up. The number is unclear if the steps after the warm-up are still slower, and the noise is
+    as large as the difference.
 
     Args:
         curve: Times of consecutive steps from the start of a process, shape [n], any unit, n >= 20.
