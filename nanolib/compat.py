@@ -6,7 +6,7 @@ For intervals, flags and all samples, use `nanolib.measure`, which returns a `Me
 import contextlib
 import statistics
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -36,7 +36,7 @@ __all__ = [
     "profiled_tree_attn_decode",
 ]
 
-MODEL_CONFIGS: dict[str, dict[str, Any]] = {
+MODEL_CONFIGS = {
     name: {key: PRESETS[name][key] for key in ("d_model", "d_ff", "num_layers", "num_heads")}
     for name in ("small", "medium", "large", "xl", "2.7B")
 }

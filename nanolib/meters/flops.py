@@ -30,7 +30,7 @@ def _grouped(a: Tensor, b: Tensor, *rest, **named) -> int:
 
 
 # Formulas of operations that torch's counter does not count.
-_FORMULAS: dict[str, Callable[..., int]] = {
+_FORMULAS = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
     "aten::_int_mm": _grouped,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
-from nanolib.meters.interference import CpuTimes, cpu_times, load_between, shortest_watch_s
+from nanolib.meters.interference import cpu_times, load_between, shortest_watch_s
 from nanolib.meters.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples, hodges_lehmann
 
@@ -56,7 +56,7 @@ def take_turns(
     """
     order, rounds = random.Random(seed), []
 
-    def reading() -> tuple[int, float, CpuTimes]:
+    def reading():
         return len(rounds), time.monotonic(), cpu_times()
 
     # A reading of the CPU load takes milliseconds, so several rounds share a reading.
