@@ -149,16 +149,14 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
         blocks: Pairs of blocks of each scope.
         rel_ci: Largest half-width of a narrow interval, as a fraction.
     """
-    return bool(blocks) and all(
-        len(pairs.generations) >= SURE_PROCESS_PAIRS and _half_width(pairs) <= rel_ci
-        for pairs in blocks.values()
-    )
-
-
-def _half_width(pairs: Pairs) -> float:
-    """Return the half-width of a ratio's interval as a fraction, from the interval of its log."""
-    low, _, high = median_interval(np.log(pairs.ratios))
-    return (high - low) / 2
+    for pairs in blocks.values():
+        if len(pairs.generations) < SURE_PROCESS_PAIRS:
+            return False
+        # The half-width of the log's interval is a fraction of the ratio.
+        low, _, high = median_interval(np.log(pairs.ratios))
+        if (high - low) / 2 > rel_ci:
+            return False
+    return bool(blocks)
 
 
 def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: float) -> bool:

@@ -107,8 +107,9 @@ def _imported(name: str, root: Path):
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        wrong = f"{module_name} has no callable {attribute!r}; write package.module:function"
-        raise Refused(f"{name}: {wrong}")
+        raise Refused(
+            f"{name}: {module_name} has no callable {attribute!r}; write package.module:function"
+        )
     return found
 
 

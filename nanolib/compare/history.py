@@ -140,7 +140,7 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
     Args:
         figures: A table from `Store.figures` per database. A run in several tables counts once.
     """
-    rows = pd.concat(list(figures)).drop_duplicates(["run_id", *KEY])
+    rows = pd.concat(figures).drop_duplicates(["run_id", *KEY])
     committed = (rows["git_revision"] != "") & ~rows["git_revision"].str.endswith("+")
     return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(KEY)))
 

@@ -155,7 +155,7 @@ def _case_line(finding: str, message: str) -> Line:
 def _line(then: Row, now: Row, finding: str, **rest) -> Line:
     metric = f"{then['metric']} {then['scope']}".strip()
     ends = float(then["estimate"]), float(now["estimate"])
-    return Line(then["experiment"], "", metric, finding, *ends, **rest)
+    return Line("", "", metric, finding, *ends, **rest)
 
 
 def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tuple[Row, Row]]:
@@ -171,8 +171,8 @@ def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tup
 def figure_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Yield the findings about metrics without blocks, whose intervals nanolib compares.
 
-    The findings lack the name of the case. The interval of a deterministic metric has no width, so
-    every difference counts.
+    The findings lack the names of the experiment and the case. The interval of a deterministic
+    metric has no width, so every difference counts.
     """
     for before, after in _pairs(then, now, _RULES):
         least, higher, lower, message = _RULES[before["metric"]]
