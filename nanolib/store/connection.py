@@ -31,8 +31,6 @@ class Connection:
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True):
         self.path = Path(path) if path is not None else database_path()
-        if self.path.is_dir():
-            raise BadInput(f"database: {self.path} is a folder; name a file")
         if create:
             make_folder(self.path.parent)
         elif not self.path.exists():

@@ -141,9 +141,10 @@ class Reader(Connection):
             f" FROM runs WHERE machine_id IN {LISTED})"
             f" SELECT {of_run}, case_id, factors, scope, method, estimate, low, high"
             " FROM chosen JOIN measurements USING (run_id)"
-            " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
+            " WHERE place <= coalesce(?, place) AND metric = ? AND estimate IS NOT NULL"
+            " ORDER BY started, id"
         )
-        return self.read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
+        return self.read(query, [listed(machine_ids), last, metric])
 
     def runs_before(self, run_ids: Iterable[str]) -> list[str]:
         """Return the IDs of the runs that precede the given runs.
@@ -196,7 +197,7 @@ class Reader(Connection):
             raise BadInput(f"run: {shown(name)} is the start of {len(found)} IDs; give more digits")
         if found:
             return found
-        hint = did_you_mean(name, dict.fromkeys(word for _, *words in runs for word in words))
+        hint = did_you_mean(name, (word for _, *words in runs for word in words))
         text = f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
         raise BadInput(f"{text}`nano runs` lists all runs")
 
@@ -260,7 +261,7 @@ class Reader(Connection):
 
         found = self.connection.execute(query, list(values))
         names = [name for name, *_ in found.description]
-        frame = pd.DataFrame.from_records(found.fetchall(), columns=names, coerce_float=True)
+        frame = pd.DataFrame(found.fetchall(), columns=names)
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         if "samples" in frame:
