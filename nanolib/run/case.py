@@ -197,10 +197,11 @@ class RanksCase(Case):
 
     @property
     def is_oversubscribed(self) -> bool:
-        """Whether the ranks need more cores or GPUs than this machine has."""
-        if self.device.startswith("cuda"):
-            return self.ranks_here > torch.cuda.device_count()
-        return self.ranks_here * self.threads > usable_cores()
+        """Whether the ranks on a CPU need more cores than this machine has.
+
+        On GPUs, a case runs only if each rank has its own GPU.
+        """
+        return self.sharing * self.threads > usable_cores()
 
 
 def measure_on_ranks(
@@ -214,10 +215,14 @@ def measure_on_ranks(
         cases: Cases to measure, with the same number of ranks and threads.
         params: Parameters of the distributed notebook.
     """
-    case, factors = cases[0], [case.factors for case in cases]
+    case = cases[0]
     answers = run_ranks(
         body,
-        {"cases": factors, "seed": params.seed, "budget_s": params.budget_s},
+        {
+            "cases": [case.factors for case in cases],
+            "seed": params.seed,
+            "budget_s": params.budget_s,
+        },
         world_size=case.world_size,
         device=case.device,
         # The ranks end before the case's own limit, so that the error can name the slow rank.
@@ -242,8 +247,10 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
     """Return the row of the compile time: the first call's time minus a later call's time."""
-    compile_ms, method = max(0.0, first_ms - later_ms), "first call minus a later call"
-    return Measurement("latency", compile_ms, n=1, method=method, scope="compile")
+    method = "first call minus a later call"
+    return Measurement(
+        "latency", max(0.0, first_ms - later_ms), n=1, method=method, scope="compile"
+    )
 
 
 def over_seeds(
@@ -260,5 +267,7 @@ def over_seeds(
     """
     low, mean, high = mean_interval(values)
     method = "paired by seed, Student's interval" if paired else "mean over seeds"
-    rest = {"method": method, "scope": scope, "n": len(values), "samples": tuple(values)} | rest
-    return Measurement(metric, mean, low, high, 0.95, **rest)
+    samples = tuple(values)
+    return Measurement(
+        metric, mean, low, high, 0.95, len(samples), samples, method=method, scope=scope, **rest
+    )

@@ -179,13 +179,13 @@ def _mark(
     hooks.callback(block.register_forward_hook(made).remove)
 
 
-def shortage(plan: Plan, device: str) -> str:
-    """Return an error if a plan exceeds the free memory, otherwise an empty string."""
+def shortage(needed: int | None, device: str) -> str:
+    """Return an error if the planned bytes exceed the free memory, otherwise an empty string."""
     free = free_bytes(device)
-    if free is None or plan.most is None or plan.most <= _HEADROOM * free:
+    if free is None or needed is None or needed <= _HEADROOM * free:
         return ""
     return (
-        f"the case needs {plan.most / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
+        f"the case needs {needed / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
         "give shorter or fewer sequences, or fewer layers"
     )
 
@@ -199,7 +199,7 @@ def check_case(case: Case) -> None:
     """
     if reason := case.unsupported() or case.plan().unsupported:
         raise Unsupported(reason)
-    if reason := shortage(case.plan(), case.device):
+    if reason := shortage(case.plan().most, case.device):
         raise PredictedOutOfMemory(reason)
 
 
@@ -209,14 +209,20 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     `counted` is false for calls of compiled kernels, because these kernels bypass the counter.
     """
     if not counted:
-        message = f"{UNCOUNTED}; see resident_memory"
-        refused = {"status": Status.UNSUPPORTED, "message": message}
-        peak = Measurement("peak_memory", scope=work.scope, **refused)
+        peak = Measurement(
+            "peak_memory",
+            scope=work.scope,
+            status=Status.UNSUPPORTED,
+            message=f"{UNCOUNTED}; see resident_memory",
+        )
         return [peak, resident_row(work.call, work.scope)]
     work.first()  # The plan assumes a first call too.
-    existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
-        work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
+        work.call,
+        device=device,
+        existing=tuple(work.existing()),
+        scope=work.scope,
+        predicted_bytes=plan.peaks.get(work.scope),
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nanolib.measurement import BadInput, RunStatus, cause
+from nanolib.measurement import BadInput, RunStatus, cause, one_line
 from nanolib.paths import DATABASE
 from nanolib.run.jobs import Job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
@@ -102,9 +102,8 @@ def _connect():
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise BadInput(
-            f"--on ray: nanolib cannot connect to Ray ({reason}); check RAY_ADDRESS"
+            f"--on ray: nanolib cannot connect to Ray ({one_line(error)}); check RAY_ADDRESS"
         ) from None
     return ray
 
@@ -115,7 +114,7 @@ def _bring_back(ray, ready, result: NotebookResult, command: Command):
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
         result.status = RunStatus.FAILED
-        result.message = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
+        result.message = one_line(getattr(error, "cause", None) or error)
         return
     vars(result).update(vars(found))
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:

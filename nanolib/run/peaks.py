@@ -24,8 +24,6 @@ _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last
 # The names `tf32` and `fp8` are not dtypes of torch, so nanolib maps them to operand dtypes.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
-# nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
-_LONGER = 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,8 @@ def no_product(kind: str, device: str) -> str:
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
     """Make a case for the matrix product in each dtype, and a case for copies."""
-    return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
+    # nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
+    return [CeilingCase(device, name, min(4 * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
 def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
@@ -151,7 +150,7 @@ def rate_rows(
         yield replace(share, low=low, high=high, message=message)
 
 
-def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
+def measure_ceiling(device: str, ceiling: str, budget_s: float) -> Measurement:
     """Measure a peak rate of a device, for comparison with achieved rates.
 
     Args:
@@ -192,9 +191,15 @@ def _product(device: str, ceiling: str) -> partial[torch.Tensor]:
     if ceiling != "fp8":
         return partial(torch.mm, a, b, out=torch.empty_like(a))
     one = torch.ones((), device=device)
-    # torchao's forward product uses fast accumulation, so the peak rate uses it too.
-    rest = {"scale_a": one, "scale_b": one, "use_fast_accum": True}
-    return partial(torch._scaled_mm, a, b, out_dtype=torch.bfloat16, **rest)
+    return partial(
+        torch._scaled_mm,
+        a,
+        b,
+        scale_a=one,
+        scale_b=one,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,  # torchao's forward product uses it too.
+    )
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
 _launched: Any = None  # The `Ranks` of torchrun, if any.
 
 
-class RankFailed(Exception):
+class RankFailed(Died):
     """A rank raised an exception, died or hung.
 
     Attributes:
@@ -115,6 +115,7 @@ def run_ranks(
         The result of each rank, of JSON types, in the order of the ranks.
 
     Raises:
+        Died: The process that starts the ranks ended.
         RankFailed: A rank raised an exception, died or hung.
         Unsupported: This machine has too few devices for the ranks.
     """
@@ -133,13 +134,7 @@ def run_ranks(
         return _launched.run(asked)
     with TemporaryDirectory(prefix="nanolib-ranks-") as folder:
         given = Path(folder), asked, timeout_s, private_network
-        try:
-            found = next(call_in_process(_launch, *given, limit_s=timeout_s + 60))
-        except Died as error:
-            raise RankFailed(f"ranks: {error}") from None
-    if isinstance(found, RankFailed):
-        raise found
-    return found
+        return next(call_in_process(_launch, *given, limit_s=timeout_s + 60))
 
 
 def _launch(
@@ -149,7 +144,11 @@ def _launch(
     timeout_s: float,
     private_network: bool,
 ):
-    """Start the ranks from a process without threads, and send all results or a `RankFailed`."""
+    """Start the ranks from a process without threads, and send all results.
+
+    Raises:
+        RankFailed: A rank raised an exception, died or hung.
+    """
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -180,10 +179,9 @@ def _launch(
         first = error.error_index, error.exit_code
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     results = results_in(store, request["world_size"])
-    if all("answer" in result for result in results):
-        send([result["answer"] for result in results])
-    else:
-        send(failure(results, (folder / "log").read_text(errors="replace"), late_s, first))
+    if not all("answer" in result for result in results):
+        raise failure(results, (folder / "log").read_text(errors="replace"), late_s, first)
+    send([result["answer"] for result in results])
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):

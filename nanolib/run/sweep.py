@@ -143,7 +143,7 @@ def measure(
         if stop.wait(seconds):
             raise Canceled
 
-    devices = {device, *(each for case in cases for each in case.devices)}
+    devices = {each for case in cases for each in case.devices}
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
@@ -251,8 +251,9 @@ class _Sweep:
             # nanolib counts only the attempts of single cases, because any case of a group may
             # cause the end of the process.
             attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
-            details = {"attempts": attempts}
-            row = Measurement("case_duration", status=Status.STARTED, details=details)
+            row = Measurement(
+                "case_duration", status=Status.STARTED, details={"attempts": attempts}
+            )
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = cases, self._params, ceilings_of(self._store, self._run_id)
         # A case during which the run was killed may kill its process again, so the case gets a

@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
@@ -108,14 +107,8 @@ class Ranks:
 
 @click.command(help=__doc__)
 @click.argument("notebook", type=click.Choice(["distributed"]))
-@click.option(
-    "-f",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Read parameters from this file.",
-)
-def main(notebook: str, file: Path) -> None:
+@click.option("-f", "file", required=True, help="Read parameters from this file.")
+def main(notebook: str, file: str) -> None:
     """Parse the command line of this rank, then measure on rank 0 or take part on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     os.environ.setdefault(FIRST_VARIABLE, str(os.getppid()))  # The ranks belong together.

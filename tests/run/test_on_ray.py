@@ -34,7 +34,7 @@ def job():
     ],
 )
 def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nodes, wanted):
-    job = dataclasses.replace(job, params=SimpleNamespace(NAME="attention", **values))
+    job = dataclasses.replace(job, params=SimpleNamespace(NAME="attention", suite="", **values))
     if isinstance(wanted, dict):
         assert on_ray.resources(job, nodes) == wanted
     else:
