@@ -168,8 +168,13 @@ def _preset(*sizes: int, **more) -> dict[str, Any]:
 
 def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
     """Return a preset's options for all patterns. Each pattern uses only its own options."""
-    options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
-    return {"attention_options": options}
+    return {
+        "attention_options": {
+            "window": window,
+            "global_tokens": global_tokens,
+            "random_tokens": random_tokens,
+        }
+    }
 
 
 _UNTIED = {"tie_embeddings": False}

@@ -181,8 +181,9 @@ def _named(what, values) -> Values:
     """
     if isinstance(values, Mapping) and all(isinstance(name, str) for name in values):
         return values
-    wrong = f"contains {shown(values)}, not `name: value` pairs"
-    raise BadInput(f"{what}: {wrong}; give a value to each name")
+    raise BadInput(
+        f"{what}: contains {shown(values)}, not `name: value` pairs; give a value to each name"
+    )
 
 
 def _load(what: str, text: str):

@@ -71,9 +71,14 @@ def git(folder: Path, *arguments: str) -> str:
         BadInput: Git is not installed, or the command fails. The message is git's last line.
     """
     rest = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    how = {"capture_output": True, "text": True, "errors": "replace", "env": rest | {"LC_ALL": "C"}}
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], **how, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=rest | {"LC_ALL": "C"},
+        )
     except OSError:
         raise BadInput("git: is not installed; install git") from None
     if done.returncode:

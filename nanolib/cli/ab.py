@@ -132,12 +132,12 @@ def _spec(
             f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
         )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or (HERE, HERE)
-    rest = {"interpreters": interpreters}
-    if functions:
-        return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)
-    jobs = [
-        (job.name, job.values)
-        for job in plan(ALL, notebooks, overrides, {})
-        if any(case.supports_ab for case in job.cases())
-    ]
-    return Spec(revisions, checkout(), jobs, **rest)
+    start, jobs = Path.cwd(), []
+    if not functions:
+        start = checkout()
+        jobs = [
+            (job.name, job.values)
+            for job in plan(ALL, notebooks, overrides, {})
+            if any(case.supports_ab for case in job.cases())
+        ]
+    return Spec(revisions, start, jobs, functions, setup, interpreters)

@@ -172,18 +172,15 @@ def file_option(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
 
 
-def command(
-    *examples: str, cls: type[click.Command] = click.Command, **attributes
-) -> Callable[[Callable[..., Any]], click.Command]:
+def command(*examples: str, **attributes) -> Callable[[Callable[..., Any]], click.Command]:
     """Return a decorator that turns a function into a command with examples in the help.
 
     Args:
         examples: Command lines that a user can copy.
-        cls: Class of the command.
         attributes: Other arguments of `click.command`.
     """
     lines = "\n".join(f"  {example}" for example in examples)
-    return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
+    return click.command(epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
 def _is_output_closed() -> bool:

@@ -1,6 +1,7 @@
 """List, report, export, import and delete stored runs."""
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -60,13 +61,13 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     shows the newest run of each experiment.
     """
     target = expanded(folder) if folder else output_folder() / "report"
-    page = write_report([*names] or NEWEST, target)
+    page = write_report(names or NEWEST, target)
     echo(page)
     if show:
         webbrowser.open(page.absolute().as_uri())
 
 
-def write_report(names: list[str], folder: Path) -> Path:
+def write_report(names: Sequence[str], folder: Path) -> Path:
     """Write the report of some runs, and return the path of its page.
 
     Args:
@@ -102,7 +103,7 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     from nanolib.store.export import write
 
     with Store(create=False) as store:
-        write(store, select_runs(store, [*names] or NEWEST), target)
+        write(store, select_runs(store, names or NEWEST), target)
     echo(target)
 
 

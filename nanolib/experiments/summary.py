@@ -45,7 +45,7 @@ class Params(StrictModel):
                 select_runs(store, self.runs)
 
 
-def select_runs(store: Store, names: list[str]) -> list[str]:
+def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     """Return the IDs of the runs that the names match, without duplicates.
 
     Raises:
