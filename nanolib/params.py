@@ -12,7 +12,6 @@ import yaml
 
 from nanolib.measurement import BadInput, did_you_mean, shown
 
-_MOST_LINES = 20  # Maximum number of errors in a message.
 Values = Mapping[str, Any]  # Name of a field → value.
 
 
@@ -40,7 +39,7 @@ class StrictModel(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             prefix, known = f"{self.NAME}." if self.NAME else "", list(type(self).model_fields)
-            lines = (prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES])
+            lines = (prefix + _complaint(one, known) for one in error.errors()[:20])
             raise BadInput(*lines) from None
 
     @pydantic.model_validator(mode="before")

@@ -16,8 +16,16 @@ LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
 FIRST_VARIABLE = "NANOLIB_FIRST_PROCESS"
 DATABASE = "results.sqlite"
 # A git hook sets these variables. They make git change the repository and the index of the hook.
-_OF_HOOKS = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_PREFIX", "GIT_COMMON_DIR")
-_OF_HOOKS += ("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH")
+_OF_HOOKS = (
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_WORK_TREE",
+    "GIT_PREFIX",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_QUARANTINE_PATH",
+)
 
 
 def find_checkout() -> Path | None:

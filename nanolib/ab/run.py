@@ -23,7 +23,7 @@ from nanolib.compare.findings import (
     describe_differences,
     worst_first,
 )
-from nanolib.compare.runs import figure_lines
+from nanolib.compare.runs import Figures, figure_lines
 from nanolib.measurement import BadInput, Status
 from nanolib.run.process import device_lock
 from nanolib.stats.compare import Kind
@@ -120,8 +120,10 @@ def run_ab(
             have no timed case in common, or the working tree changed during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
-        pairs = zip(found, spec.interpreters, strict=True)
-        versions = [replace(version, python=one.python) for version, one in pairs]
+        versions = [
+            replace(version, python=one.python)
+            for version, one in zip(found, spec.interpreters, strict=True)
+        ]
         before = [version.edits() for version in versions]
         tasks, lines = spec.tasks(versions)
         share_s = min(settings.budget_s, settings.total_s / len(tasks))
@@ -176,8 +178,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
         if verdict:
             kind = verdict.kind
-            is_few = kind == Kind.SUSPECT and not pairs.by_process
-            advice = "raise --budget" if is_few else ""
+            advice = "" if kind != Kind.SUSPECT or pairs.by_process else "raise --budget"
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
         base = float(np.median(pairs.a))
         # Slow pairs move both medians, so B's time follows from the verdict's ratio.
@@ -187,7 +188,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
     return lines
 
 
-def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
+def _figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
     """Return the rows of one version by metric, scope and method, for `figure_lines`."""
     return {
         (row["metric"], row["scope"], row["method"]): row

@@ -164,10 +164,9 @@ def inspect_interpreter(python: str) -> Interpreter:
     """
     # With -P, Python imports no file such as json.py from the working folder. Python 3.10 and
     # older versions do not know -P, and could not run `worker.py` either.
-    command = [expanded(python), "-P", "-c", _LIST_PACKAGES]
     try:
         done = subprocess.run(
-            command,
+            [expanded(python), "-P", "-c", _LIST_PACKAGES],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -176,5 +175,7 @@ def inspect_interpreter(python: str) -> Interpreter:
         )
         return Interpreter(*json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
-        wrong = f"--python: {shown(python)} does not run Python 3.11 or newer; "
-        raise BadInput(f"{wrong}name an interpreter, such as .venv/bin/python") from None
+        raise BadInput(
+            f"--python: {shown(python)} does not run Python 3.11 or newer; "
+            "name an interpreter, such as .venv/bin/python"
+        ) from None

@@ -108,7 +108,7 @@ def echo_table(table: pd.DataFrame) -> None:
     """Print a table with one line per row. Text is aligned to the left, numbers to the right."""
     columns = {}
     for name, column in table.items():
-        cells = [printable(str(name)), *(printable(str(cell)) for cell in column)]
+        cells = [printable(str(cell)) for cell in (name, *column)]
         if not all(_NUMBER.match(cell) for cell in cells[1:] if cell):
             width = max(map(len, cells))
             cells = [cell.ljust(width) for cell in cells]
@@ -244,6 +244,7 @@ class NotebookCommand(click.Command):
         text = super().get_help(ctx)
         if not ctx.obj:
             return text
-        cells = cells_of(ctx.obj)
-        cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+        cell = next(
+            cell for cell in cells_of(ctx.obj) if "parameters" in cell["metadata"].get("tags", [])
+        )
         return f"{text}\n\nParameters of {ctx.obj} (-p NAME=VALUE):\n{''.join(cell['source'])}"

@@ -21,8 +21,6 @@ from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
 from nanolib.store import Store
 
-NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
-
 
 @command("nano runs", "nano runs --json")
 @json_option
@@ -61,7 +59,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     shows the newest run of each experiment.
     """
     target = expanded(folder) if folder else output_folder() / "report"
-    page = write_report(names or NEWEST, target)
+    page = write_report(names, target)
     echo(page)
     if show:
         webbrowser.open(page.absolute().as_uri())
@@ -71,7 +69,8 @@ def write_report(names: Sequence[str], folder: Path) -> Path:
     """Write the report of some runs, and return the path of its page.
 
     Args:
-        names: Names of the runs, such as ids or labels.
+        names: Names of the runs, such as ids or labels. Without a name, the newest run of each
+            experiment.
         folder: Folder of the report.
     """
     from nanolib.experiments.summary import select_runs
@@ -103,7 +102,7 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     from nanolib.store.export import write
 
     with Store(create=False) as store:
-        write(store, select_runs(store, names or NEWEST), target)
+        write(store, select_runs(store, names), target)
     echo(target)
 
 

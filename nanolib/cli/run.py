@@ -224,8 +224,7 @@ def _conclude(result) -> list[str]:
         rows = store.measurements(run_ids, samples=True)
     for section in sections():
         if section.experiment in set(rows["experiment"]):
-            first = (f"  {finding}" for finding in section.verdict(rows)[:1])
-            return [section.question, *first, ""]
+            return [section.question, *(f"  {one}" for one in section.verdict(rows)[:1]), ""]
     return []
 
 
@@ -266,8 +265,9 @@ def _show_failures(run_ids: list[str]):
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    key = ["status", "experiment", "message"]
-    for (status, experiment, message), rows in bad.groupby(key, sort=False):
+    for (status, experiment, message), rows in bad.groupby(
+        ["status", "experiment", "message"], sort=False
+    ):
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         reason = f": {message}" if message else ""  # An interrupted case has no message.
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}{reason}")

@@ -247,9 +247,12 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
     """Return the row of the compile time: the first call's time minus a later call's time."""
-    method = "first call minus a later call"
     return Measurement(
-        "latency", max(0.0, first_ms - later_ms), n=1, method=method, scope="compile"
+        "latency",
+        max(0.0, first_ms - later_ms),
+        n=1,
+        method="first call minus a later call",
+        scope="compile",
     )
 
 

@@ -22,7 +22,6 @@ _TITLES = {
     "peak_memory": "peak memory (MiB)",
     "weight_memory": "weight memory (MiB)",
 }
-_TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
 
 def prediction_table(experiment, params: Params, ceilings: Ceilings | None = None) -> pd.DataFrame:
@@ -124,4 +123,5 @@ def expected_s(
 
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:
-    return [params.get(name) for name in _TIMING]
+    """Return the parameters that change the duration of a case."""
+    return [params.get(name) for name in ("budget_s", "rel_ci", "device")]

@@ -258,10 +258,15 @@ def run_in_process(
         Canceled: `stop` was set.
     """
     began, at, outcomes = time.perf_counter(), cases[0].case_id, defaultdict(Outcome)
-    limit_s = params.case_timeout_s + _GRACE_S
-    given = list(cases), params, ceilings
     try:
-        for sent in call_in_process(_serve, *given, limit_s=limit_s, stopped=stop.is_set):
+        for sent in call_in_process(
+            _serve,
+            list(cases),
+            params,
+            ceilings,
+            limit_s=params.case_timeout_s + _GRACE_S,
+            stopped=stop.is_set,
+        ):
             if isinstance(sent, dict):
                 return sent
             at, *rows = sent

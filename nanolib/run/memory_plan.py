@@ -28,7 +28,6 @@ from nanolib.run.params import Params
 from nanolib.run.timeout import PredictedOutOfMemory
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
-_HEADROOM = 0.9  # Share of the free memory that a case may use. The system needs the rest.
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # The smallest stack of blocks has a first and a last block.
 # nanolib plans calls at this batch size. A large prime divides only the bytes of tensors that grow
@@ -170,7 +169,7 @@ def _mark(
         if not is_backward:  # In a backward pass, checkpointing computes the block again.
             counter.begin((section, *place))
 
-    def made(module: nn.Module, inputs, out):
+    def made(_module, _inputs, out):
         forward("after")
         if isinstance(out, torch.Tensor) and out.requires_grad:
             out.register_hook(lambda _: counter.begin(("backward", *place)))
@@ -182,7 +181,8 @@ def _mark(
 def shortage(needed: int | None, device: str) -> str:
     """Return an error if the planned bytes exceed the free memory, otherwise an empty string."""
     free = free_bytes(device)
-    if free is None or needed is None or needed <= _HEADROOM * free:
+    # The system needs a tenth of the free memory.
+    if free is None or needed is None or needed <= 0.9 * free:
         return ""
     return (
         f"the case needs {needed / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "

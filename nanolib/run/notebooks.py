@@ -179,8 +179,7 @@ def run_job(
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
             store.update_run(result.run_id, status=result.status, message=result.message)
-        endings = store.case_endings(result.run_id)
-        result.statuses = {status: count for status, count, _ in endings}
+        result.statuses = {status: count for status, count, _ in store.case_endings(result.run_id)}
 
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str:
@@ -191,9 +190,16 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
         LAUNCH_VARIABLE: command.launch(job.title),
         FIRST_VARIABLE: str(os.getpid()),
     }
-    given = paths, job.params.nested(job.values), variables, command.logs / f"{job.title}.log"
     try:
-        for _ in call_in_process(execute, *given, limit_s=math.inf, stopped=watch):
+        for _ in call_in_process(
+            execute,
+            paths,
+            job.params.nested(job.values),
+            variables,
+            command.logs / f"{job.title}.log",
+            limit_s=math.inf,
+            stopped=watch,
+        ):
             pass
     except Died as error:
         return str(error)

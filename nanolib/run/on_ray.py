@@ -21,8 +21,6 @@ from nanolib.run.jobs import Job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.store import Store
 
-RETRIES = 2  # Number of times that Ray starts a task again after a lost node or worker.
-
 
 def run_on_ray(
     jobs: Sequence[Job], command: Command, log: Callable[[str], None]
@@ -51,10 +49,10 @@ def run_on_ray(
     ray = _connect()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = [resources(job, nodes) for job in measuring]
-    task, pending = ray.remote(_measure), {}
+    pending = {}
     for job, result, need in zip(measuring, results, needs, strict=True):
-        options = task.options(name=job.title, max_retries=RETRIES, **need)
-        pending[options.remote(job, command.token)] = result
+        task = ray.remote(_measure).options(name=job.title, max_retries=2, **need)
+        pending[task.remote(job, command.token)] = result
     while pending:
         (ready,), _ = ray.wait(list(pending), num_returns=1)
         result = pending.pop(ready)

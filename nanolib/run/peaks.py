@@ -146,8 +146,12 @@ def rate_rows(
         share = rate("mfu", flops / ceiling, latency)
         low = None if share.low is None else share.low * ceiling / most
         high = None if share.high is None else share.high * ceiling / least
-        message = f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s"
-        yield replace(share, low=low, high=high, message=message)
+        yield replace(
+            share,
+            low=low,
+            high=high,
+            message=f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s",
+        )
 
 
 def measure_ceiling(device: str, ceiling: str, budget_s: float) -> Measurement:
@@ -163,18 +167,22 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float) -> Measurement:
         For a product, a row of `ceiling_flops` in FLOP/s. For a copy, a row of `ceiling_bytes`,
         which are the bytes read and written per second. The scope is the name of the rate.
     """
-    how = {"device": device, "scope": ceiling}
     if ceiling == "copy":
         size = _COPY_BYTES.get(torch.device(device).type, 2**29)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-        latency = measure(partial(torch.empty_like(source).copy_, source), _REL_CI, budget_s, **how)
+        copy = partial(torch.empty_like(source).copy_, source)
+        latency = measure(copy, _REL_CI, budget_s, device=device, scope=ceiling)
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
     product = _product(device, ceiling)
     with tf32_products(ceiling == "tf32"):
-        latency = measure(product, _REL_CI, budget_s, **how)
+        latency = measure(product, _REL_CI, budget_s, device=device, scope=ceiling)
     size = len(product.args[0])
-    text = f"matrix product {size}³, in a burst of {budget_s:g} s"
-    return rate("ceiling_flops", 2 * size**3, latency, message=text)
+    return rate(
+        "ceiling_flops",
+        2 * size**3,
+        latency,
+        message=f"matrix product {size}³, in a burst of {budget_s:g} s",
+    )
 
 
 def _product(device: str, ceiling: str) -> partial[torch.Tensor]:

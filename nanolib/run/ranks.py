@@ -133,8 +133,16 @@ def run_ranks(
     if _launched:
         return _launched.run(asked)
     with TemporaryDirectory(prefix="nanolib-ranks-") as folder:
-        given = Path(folder), asked, timeout_s, private_network
-        return next(call_in_process(_launch, *given, limit_s=timeout_s + 60))
+        return next(
+            call_in_process(
+                _launch,
+                Path(folder),
+                asked,
+                timeout_s,
+                private_network,
+                limit_s=timeout_s + 60,
+            )
+        )
 
 
 def _launch(
@@ -153,8 +161,11 @@ def _launch(
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "OMP_NUM_THREADS": str(request["threads"]),
+    }
     deadline = time.monotonic() + timeout_s
     if private_network:
         with contextlib.suppress(OSError):
@@ -226,8 +237,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     except Exception as error:
         waits = isinstance(error, RuntimeError) and re.search(_WAITING, str(error).lower())
         message = f"rank {rank} of {world_size} raised {cause(error)}"
-        failed = (message, rank, traceback.format_exc())
-        result = {"error": (bool(waits), time.time(), failed)}
+        result = {"error": (bool(waits), time.time(), (message, rank, traceback.format_exc()))}
     store.set(f"result/{rank}", json.dumps(result))
     return "answer" in result
 
@@ -266,12 +276,9 @@ def failure(
     silent = [rank for rank, result in enumerate(results) if not result]
     if not only_waited or not silent:
         return raised
-    rank, code = first or (-1, 0)
-    how = "did not join a collective before the others timed out"
-    if code < 0:
-        how = f"was killed by {signal_name(-code)}"
-    else:
-        rank = silent[0]
-        if late_s is not None:
-            how = f"did not end within {late_s:g} s"
+    rank, how = silent[0], "did not join a collective before the others timed out"
+    if first and first[1] < 0:
+        rank, how = first[0], f"was killed by {signal_name(-first[1])}"
+    elif late_s is not None:
+        how = f"did not end within {late_s:g} s"
     return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log[-_MOST_LOG:])

@@ -71,9 +71,9 @@ class Ranks:
         deadline = time.monotonic() + _LATE_S
         while not all(results := results_in(store, world_size)):
             if time.monotonic() > deadline:
-                lost = f"rank {results.index({})} of {world_size}"
                 raise RankLost(
-                    f"{lost} does not answer; set resume: true, and start all ranks again"
+                    f"rank {results.index({})} of {world_size} does not answer; "
+                    "set resume: true, and start all ranks again"
                 )
             time.sleep(_POLL_S)
         raised, _ = raised_in(results)

@@ -154,8 +154,8 @@ def days_ago(db: sqlite3.Connection, days: float) -> str:
 
     The result is an empty string for a time before SQLite's calendar.
     """
-    ago = ("%Y-%m-%dT%H:%M:%f", f"-{days} days")
-    return db.execute("SELECT strftime(?, 'now', ?)", ago).fetchone()[0] or ""
+    query = "SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now', ?)"
+    return db.execute(query, (f"-{days} days",)).fetchone()[0] or ""
 
 
 def _merge_attached(db: sqlite3.Connection) -> int:

@@ -13,7 +13,6 @@ from nanolib.store.schema import JSON, LISTED, listed
 if TYPE_CHECKING:
     import pandas as pd
 
-_LONGEST_DAYS = 7  # An older run of another machine counts as interrupted.
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 # A merge adds older runs later, so the rowid alone is not the order of the runs.
 _OLDEST_FIRST, _NEWEST_FIRST = "started, runs.rowid", "started DESC, runs.rowid DESC"
@@ -54,7 +53,7 @@ class Reader(Connection):
             values: Values for the condition.
         """
         frame = self.read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
-        limit = days_ago(self.connection, _LONGEST_DAYS)
+        limit = days_ago(self.connection, 7)
         for at, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
             is_alive = alive(run["process"])
             if is_alive is False or (is_alive is None and run["started"] < limit):
@@ -228,7 +227,7 @@ class Reader(Connection):
             "SELECT case_id, coalesce(json_extract(details, '$.attempts'), 1) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' AND status = ?"
         )
-        return dict(self.connection.execute(query, (run_id, Status.STARTED)).fetchall())
+        return dict(self.connection.execute(query, (run_id, Status.STARTED)))
 
     def finished_cases(self, run_id: str) -> set[str]:
         """Return the IDs of the cases of a run that have ended, with any status."""
