@@ -117,8 +117,9 @@ def test_two_runs_at_once_are_both_whole(measure, store, tmp_path):
         lines.append(line)
         (tmp_path / "go").touch()
 
-    params = sample.Params(behaviors=["ok", "ok 2"])
-    sweep.measure(sample, params, store=store, on_progress=release).finish()
+    sweep.measure(
+        sample, sample.Params(behaviors=["ok", "ok 2"]), store=store, on_progress=release
+    ).finish()
     assert lines[0].startswith(f"waiting for cpu: in use by process {first.pid}")
     assert first.wait(60) == 0
     assert list(store.runs().status) == ["done", "done"]
