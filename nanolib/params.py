@@ -128,7 +128,7 @@ def _complaint(error: Values, known: list[str]) -> str:
     return f"{where}: {error['msg']}, got {shown(error['input'])}"
 
 
-def _kinds(annotation) -> set[Any]:
+def _kinds(annotation):
     """Return the types of a field and of the items in its list. A literal type counts as text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:

@@ -49,13 +49,12 @@ def checkout() -> Path:
     Raises:
         BadInput: No folder with notebooks and params files was found.
     """
-    found = find_checkout()
-    if found is None:
-        raise BadInput(
-            "notebooks: this folder and its parents have no notebooks/ and params/; run "
-            "`nano init DIR`, and start nano in DIR"
-        )
-    return found
+    if found := find_checkout():
+        return found
+    raise BadInput(
+        "notebooks: this folder and its parents have no notebooks/ and params/; run "
+        "`nano init DIR`, and start nano in DIR"
+    )
 
 
 def installed_workbook() -> Path:
@@ -122,11 +121,6 @@ def output_folder() -> Path:
     if named := os.environ.get(OUTPUT_VARIABLE):
         return expanded(named).absolute()
     return (find_checkout() or Path.cwd()) / "outputs"
-
-
-def database_path() -> Path:
-    """Return the path of the database in the output folder."""
-    return output_folder() / DATABASE
 
 
 def make_folder(folder: Path) -> Path:

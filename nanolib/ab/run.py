@@ -23,7 +23,7 @@ from nanolib.compare.findings import (
     describe_differences,
     worst_first,
 )
-from nanolib.compare.runs import Figures, figure_lines
+from nanolib.compare.runs import Figures, Row, figure_lines
 from nanolib.measurement import BadInput, Status
 from nanolib.run.process import device_lock
 from nanolib.stats.compare import Kind
@@ -188,7 +188,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
     return lines
 
 
-def _figures(rows: Sequence[Mapping[str, Any]]) -> Figures:
+def _figures(rows: Sequence[Row]) -> Figures:
     """Return the rows of one version by metric, scope and method, for `figure_lines`."""
     return {
         (row["metric"], row["scope"], row["method"]): row

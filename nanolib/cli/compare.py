@@ -184,7 +184,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     echo(*(str(one).removesuffix(".") for one in history_verdict(found)))
 
 
-def _read_side(side: str, name: str) -> tuple[Any, Any, Any]:
+def _read_side(side: str, name: str):
     """Return the rows of runs, the runs, and recent latencies on the machines of the runs.
 
     Args:

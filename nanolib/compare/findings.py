@@ -28,7 +28,7 @@ _WORST_FIRST = (
 )
 CASE_KEY = ["machine_id", "experiment", "case_id"]  # Columns that identify a case.
 # The machine ID, experiment, case ID and factors of each case.
-Cases = Iterable[tuple[str, str, str, Mapping[str, Any]]]
+CasesOfMachines = Iterable[tuple[str, str, str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def case_name(factors: Mapping[str, Any]) -> str:
     return " ".join(named + sizes)
 
 
-def case_names(cases: Cases) -> dict[tuple[str, str, str], str]:
+def case_names(cases: CasesOfMachines) -> dict[tuple[str, str, str], str]:
     """Return a name for each case, by machine ID, experiment and case ID.
 
     If several cases have the same `case_name`, the factors in which they differ follow the name.
@@ -230,7 +230,7 @@ def case_names(cases: Cases) -> dict[tuple[str, str, str], str]:
     }
 
 
-def cases_in(rows: pd.DataFrame) -> Cases:
+def cases_in(rows: pd.DataFrame) -> CasesOfMachines:
     """Return the machine ID, experiment, case ID and factors of each case of some rows."""
     cases = rows.drop_duplicates(CASE_KEY)
     return cases[[*CASE_KEY, "factors"]].itertuples(index=False, name=None)

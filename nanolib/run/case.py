@@ -20,7 +20,7 @@ from nanolib.meters.machine import usable_cores
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.numbers import MIB
-from nanolib.run.ranks import run_ranks
+from nanolib.run.ranks import Message, run_ranks
 from nanolib.stats.intervals import Interval, mean_interval
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
@@ -205,7 +205,7 @@ class RanksCase(Case):
 
 
 def measure_on_ranks(
-    body: Callable[[dict[str, Any]], Any], cases: Sequence[RanksCase], params
+    body: Callable[[Message], Any], cases: Sequence[RanksCase], params
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """Run cases on the same ranks, and return each rank's result and the flags of all rows.
 

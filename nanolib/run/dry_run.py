@@ -122,6 +122,6 @@ def expected_s(
     return Interval(*map(float, sum(np.quantile(own, [0, 0.5, 1]) for own in times)))
 
 
-def _timing(params: Mapping[str, Any]) -> list[Any]:
+def _timing(params: Mapping[str, Any]):
     """Return the parameters that change the duration of a case."""
     return [params.get(name) for name in ("budget_s", "rel_ci", "device")]

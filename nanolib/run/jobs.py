@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, one_line, shown
-from nanolib.params import StrictModel, read_yaml
+from nanolib.params import StrictModel, Values, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.process import Died
 
@@ -26,7 +26,7 @@ class Job:
     """
 
     experiment: Any
-    values: Mapping[str, Any]
+    values: Values
     params: StrictModel
 
     @property
@@ -63,8 +63,8 @@ def params_files() -> dict[str, dict[str, Path]]:
 def plan(
     experiments: Mapping[str, Callable[[], Any]],
     targets: Sequence[str],
-    overrides: Mapping[str, Any],
-    scheduling: Mapping[str, Any],
+    overrides: Values,
+    scheduling: Values,
 ) -> list[Job]:
     """Make the jobs of a command line, and check all parameters before anything runs.
 
@@ -89,7 +89,7 @@ def plan(
     return jobs
 
 
-def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
+def _params_files(targets: Sequence[str], overrides: Values) -> list[Path]:
     """Find the params files of a command line."""
     folders = params_files()
     suite, *names = targets if targets and targets[0] in folders else (DEFAULT_SUITE, *targets)
@@ -111,7 +111,7 @@ def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[
 def execute(
     send: Callable[[Any], None],
     paths: Sequence[Path],
-    parameters: Mapping[str, Any],
+    parameters: Values,
     variables: Mapping[str, str],
     log: Path,
 ) -> None:

@@ -79,8 +79,7 @@ class Command:
     @functools.cached_property
     def logs(self) -> Path:
         """The folder with the log of each job. The first use creates the folder."""
-        moment = time.strftime("%Y%m%d-%H%M%S")
-        return make_folder(self.output / "logs" / f"{moment}-{self.token}")
+        return make_folder(self.output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.token}")
 
     def launch(self, title: str) -> str:
         """Return the value of the column `launch` for the run of a job."""
@@ -225,8 +224,8 @@ def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
         counts = dict(result.statuses)
         ok = counts.pop("ok", "—")
         other = ", ".join(f"{count} {status}" for status, count in counts.items()) or "—"
-        cases, seconds = result.cases or "—", f"{result.seconds:.1f}"
-        lines.append([result.name, result.status, cases, ok, other, seconds])
+        seconds = f"{result.seconds:.1f}"
+        lines.append([result.name, result.status, result.cases or "—", ok, other, seconds])
         total_s += result.seconds
     lines.append(["total", "", "", "", "", f"{total_s:.1f}"])
     return pd.DataFrame(lines, columns=["notebook", "status", "cases", "ok", "other", "total s"])

@@ -10,7 +10,7 @@ from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import Collect, Timing
 from nanolib.models import attention, training
-from nanolib.params import StrictModel
+from nanolib.params import StrictModel, Values
 
 Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
@@ -137,7 +137,7 @@ def check_heads(params):
     return params
 
 
-def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:
+def check_preset(preset: str, overrides: Values, longest: tuple[str, int]) -> None:
     """Check a preset with `overrides`: its attention, and its longest sequence.
 
     Args:

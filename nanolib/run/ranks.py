@@ -31,6 +31,7 @@ from nanolib.measurement import Unsupported, cause
 from nanolib.meters.ranks import enter_private_network
 from nanolib.run.process import Died, call_in_process, exit_with_parent, signal_name
 
+Message = Mapping[str, Any]  # A request or a result, of JSON types.
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Longest wait for the end of a terminated rank, s.
 _MOST_LOG = 4000  # Maximum length of a log in the details of a failure, in characters.
@@ -89,8 +90,8 @@ def lacking(device: str, world_size: int) -> str:
 
 
 def run_ranks(
-    body: Callable[[dict[str, Any]], Any],
-    request: dict[str, Any],
+    body: Callable[[Message], Any],
+    request: Message,
     *,
     world_size: int,
     device: str,
@@ -148,7 +149,7 @@ def run_ranks(
 def _launch(
     send: Callable[[Any], None],
     folder: Path,
-    request: Mapping[str, Any],
+    request: Message,
     timeout_s: float,
     private_network: bool,
 ):
@@ -195,7 +196,7 @@ def _launch(
     send([result["answer"] for result in results])
 
 
-def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):
+def _rank(rank: int, folder: Path, request: Message, parent: int):
     exit_with_parent(parent)
     os.environ["LOCAL_RANK"] = str(rank)
     torch.seed()  # Forked ranks would otherwise draw equal random numbers.
@@ -209,7 +210,7 @@ def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):
     os._exit(0)  # In a normal exit, gloo's threads sometimes abort the process.
 
 
-def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
+def answer(request: Message, store: dist.Store, rank: int) -> bool:
     """Call the function of a request in a new process group, and store its result as JSON.
 
     The caller ends the process group.
@@ -242,13 +243,13 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     return "answer" in result
 
 
-def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
+def results_in(store: dist.Store, world_size: int) -> list[Message]:
     """Return each rank's result from `answer`, or an empty dict for a rank without a result."""
     keys = [f"result/{rank}" for rank in range(world_size)]
     return [json.loads(store.get(key)) if store.check([key]) else {} for key in keys]
 
 
-def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
+def raised_in(results: Sequence[Message]) -> tuple[RankFailed | None, bool]:
     """Return the first error, preferably not from a wait, and whether all errors are from waits."""
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
@@ -256,7 +257,7 @@ def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, 
 
 
 def failure(
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Message],
     log: str,
     late_s: float | None,
     first: tuple[int, int] | None,

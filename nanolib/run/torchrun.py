@@ -28,7 +28,7 @@ from nanolib.measurement import BadInput, cause
 from nanolib.params import read_yaml
 from nanolib.paths import FIRST_VARIABLE
 from nanolib.run import ranks
-from nanolib.run.ranks import answer, raised_in, results_in
+from nanolib.run.ranks import Message, answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
@@ -53,7 +53,7 @@ class Ranks:
         self.ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         self._numbers = itertools.count()
 
-    def run(self, request: dict[str, Any] | None) -> list[Any]:
+    def run(self, request: Message | None) -> list[Any]:
         """Send a case to the other ranks from rank 0, take part, and return each rank's result.
 
         Args:
@@ -92,7 +92,7 @@ class Ranks:
             if self.rank < request["world_size"]:
                 self._take_part(number, request)
 
-    def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
+    def _take_part(self, number: int, request: Message) -> dist.Store:
         """Call a request's function in a new process group, and return the store of its results."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)

@@ -14,7 +14,7 @@ from typing import Self
 import psutil
 
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path, make_folder
+from nanolib.paths import DATABASE, make_folder, output_folder
 from nanolib.store.schema import SCHEMA, SCHEMA_VERSION, TABLES_OF_CASES, columns_of
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
@@ -30,7 +30,7 @@ class Connection:
     """An open database file, the base class of `Store`."""
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True):
-        self.path = Path(path) if path is not None else database_path()
+        self.path = Path(path) if path is not None else output_folder() / DATABASE
         if create:
             make_folder(self.path.parent)
         elif not self.path.exists():

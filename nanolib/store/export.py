@@ -34,7 +34,7 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 
 @functools.cache
-def _private() -> list[tuple[re.Pattern[str], str]]:
+def _private():
     """Return patterns of the home folder, user, host and folders, each with its replacement."""
     home, host = str(expanded("~")), platform.node()
     try:
