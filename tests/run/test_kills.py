@@ -34,9 +34,8 @@ run attention --no-report -p attention_types=[dense] -p quality_attentions=[] -p
 
 @pytest.fixture
 def run(tmp_path):
-    """Start nano with a folder for temporary files, and end it after a failure too."""
-    (tmp_path / "temporary").mkdir()
-    own = {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(checkout())}
+    """Start nano with its own folder for temporary files, and end it after a failure too."""
+    own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(checkout())}
     started = []
 
     def start(arguments):

@@ -20,7 +20,6 @@ def _params(name):
 @pytest.mark.parametrize(
     ("field", "value", "parsed"),
     [
-        ("seq_lens", 64, [64]),
         ("seq_lens", "64", [64]),
         ("attention_types", "dense", [{"kind": "dense"}]),
         ("label", 20261128, "20261128"),

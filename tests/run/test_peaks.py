@@ -20,7 +20,7 @@ LATENCY = Measurement(
 
 
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
-    def measured(call, rel_ci, budget_s, *, device, scope, collect=None):
+    def measured(call, *_, device, scope):
         call()
         return replace(LATENCY, scope=scope)
 
@@ -74,8 +74,8 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
     numbers = itertools.count(1.0)
 
     def measured(device, kind, budget_s):
-        how = {"samples": (1.0, 2.0), "scope": kind}
-        return Measurement("ceiling_bytes", next(numbers), 0.5, 1e3, 0.95, 2, **how)
+        ends = 0.5, 1e3, 0.95
+        return Measurement("ceiling_bytes", next(numbers), *ends, 2, (1.0, 2.0), scope=kind)
 
     monkeypatch.setattr(peaks, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)

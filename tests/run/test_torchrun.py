@@ -38,8 +38,11 @@ def start(tmp_path):
     """Start two nodes with a rank each."""
     (tmp_path / "params.yml").write_text(PARAMS)
     (tmp_path / "main.py").write_text(MAIN)
-    own = {"PYTHONPATH": str(checkout()), "GLOO_SOCKET_IFNAME": "lo"}
-    own["NANOLIB_OUTPUT"] = str(tmp_path)
+    own = {
+        "PYTHONPATH": str(checkout()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NANOLIB_OUTPUT": str(tmp_path),
+    }
     started = []
 
     def nodes():
