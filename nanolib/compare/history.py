@@ -95,8 +95,9 @@ def histories(figures: pd.DataFrame, metric: str = "latency") -> list[History]:
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(KEY, sort=False):
         if len(group) > 1:
             case = names[machine_id, experiment, case_id]
-            columns = ["run_id", "started", "git_revision", "estimate", "low", "high"]
-            points = group[columns].reset_index(drop=True)
+            points = group[
+                ["run_id", "started", "git_revision", "estimate", "low", "high"]
+            ].reset_index(drop=True)
             result.append(
                 History(experiment, case, metric, scope, points, find_steps(points, metric))
             )

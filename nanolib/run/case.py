@@ -201,7 +201,8 @@ class RanksCase(Case):
 
         On GPUs, a case runs only if each rank has its own GPU.
         """
-        return self.sharing * self.threads > usable_cores()
+        is_on_cpu = not self.device.startswith("cuda")
+        return is_on_cpu and self.ranks_here * self.threads > usable_cores()
 
 
 def measure_on_ranks(

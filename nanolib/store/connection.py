@@ -18,7 +18,6 @@ from nanolib.paths import DATABASE, make_folder, output_folder
 from nanolib.store.schema import SCHEMA, SCHEMA_VERSION, TABLES_OF_CASES, columns_of
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-_RETRY_S = 0.01
 # If two databases contain the same run, a merge keeps the copy with the greater rank.
 _RANK = (
     "({run}.status = 'done', (SELECT count(*) FROM {schema}.measurements m"
@@ -136,7 +135,7 @@ def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
             # Another process changes the mode too, and SQLite does not wait for this lock.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
-            time.sleep(_RETRY_S)
+            time.sleep(0.01)
             continue
         db.executescript("; ".join(("BEGIN IMMEDIATE", *SCHEMA, "COMMIT")))
 

@@ -58,10 +58,7 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
 
 def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
     ended = _plain_papermill(tmp_path, "seq_lens=[-3]")
-    assert (
-        ended.returncode != 0
-        and "BadInput: attention.seq_lens[0]: Input should be greater than 0, got -3"
-        in ended.stderr
-    )
+    said = "BadInput: attention.seq_lens[0]: Input should be greater than 0, got -3"
+    assert ended.returncode != 0 and said in ended.stderr
     assert "Traceback" not in (tmp_path / "out.ipynb").read_text()
     assert not (tmp_path / "results.sqlite").exists()
