@@ -231,11 +231,8 @@ class _Sweep:
         if fit_together(group):
             outcomes = self._measure_together(group)
             # Other cases of the group may have used the memory.
-            apart = [
-                case
-                for case in group
-                if outcomes[case.case_id].status in (Status.OOM, Status.OOM_PREDICTED)
-            ]
+            short = (Status.OOM, Status.OOM_PREDICTED)
+            apart = [case for case in group if outcomes[case.case_id].status in short]
         if apart:
             outcomes |= measure_apart(
                 apart, lambda case: self._measure_together([case])[case.case_id]
@@ -292,14 +289,9 @@ def _progress_bar(is_hidden: bool, **settings) -> tqdm:
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:
     """Store the rows of a case. If a row is not valid, store only the failure of the case."""
+    rows = [outcome.ending, *outcome.rows]
     try:
-        store.write_case(
-            run_id,
-            case.case_id,
-            case.factors,
-            [outcome.ending, *outcome.rows],
-            outcome.traces,
-        )
+        store.write_case(run_id, case.case_id, case.factors, rows, outcome.traces)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
         message = f"the case has rows that cannot be stored: {one_line(error)}"
         broken = replace(outcome.ending, status=Status.ERROR, message=message)
