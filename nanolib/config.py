@@ -162,14 +162,19 @@ class NanoConfig(StrictModel):
 _SIZES = ("d_model", "num_layers", "num_heads", "context_length", "vocab_size")
 
 
-def _preset(*sizes: int, **more) -> dict[str, Any]:
+def _preset(*sizes: int, **more):
     return dict(zip(_SIZES, sizes, strict=True)) | more
 
 
-def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
+def _sparse(window: int, global_tokens: int, random_tokens: int):
     """Return a preset's options for all patterns. Each pattern uses only its own options."""
-    options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
-    return {"attention_options": options}
+    return {
+        "attention_options": {
+            "window": window,
+            "global_tokens": global_tokens,
+            "random_tokens": random_tokens,
+        }
+    }
 
 
 _UNTIED = {"tie_embeddings": False}

@@ -272,7 +272,7 @@ def cause(error: BaseException) -> str:
 
 def did_you_mean(word, known: Iterable[str], otherwise: str = "") -> str:
     """Return `did you mean …?` with a similar known word, or `otherwise` if no word is similar."""
-    near = difflib.get_close_matches(str(word), [*known], 1)
+    near = difflib.get_close_matches(str(word), known, 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 

@@ -33,7 +33,7 @@ def format_with_interval(value: float, low: float | None, high: float | None) ->
 
     A number has no brackets if it is exact, or if an end of the interval is None or NaN.
     """
-    if low is None or high is None or low == high or math.isnan(low) or math.isnan(high):
+    if low is None or high is None or not low < high:  # A comparison with NaN is false.
         return format_number(value)
     ends = " … ".join(format_number(end, low, high) for end in (low, high))
     return f"{format_number(value, low, high)} [{ends}]"

@@ -12,7 +12,6 @@ import yaml
 
 from nanolib.measurement import BadInput, did_you_mean, shown
 
-_MOST_LINES = 20  # Maximum number of errors in a message.
 Values = Mapping[str, Any]  # Name of a field → value.
 
 
@@ -40,7 +39,7 @@ class StrictModel(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             prefix, known = f"{self.NAME}." if self.NAME else "", list(type(self).model_fields)
-            lines = (prefix + _complaint(one, known) for one in error.errors()[:_MOST_LINES])
+            lines = (prefix + _complaint(one, known) for one in error.errors()[:20])
             raise BadInput(*lines) from None
 
     @pydantic.model_validator(mode="before")
@@ -129,7 +128,7 @@ def _complaint(error: Values, known: list[str]) -> str:
     return f"{where}: {error['msg']}, got {shown(error['input'])}"
 
 
-def _kinds(annotation) -> set[Any]:
+def _kinds(annotation):
     """Return the types of a field and of the items in its list. A literal type counts as text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
@@ -181,8 +180,9 @@ def _named(what, values) -> Values:
     """
     if isinstance(values, Mapping) and all(isinstance(name, str) for name in values):
         return values
-    wrong = f"contains {shown(values)}, not `name: value` pairs"
-    raise BadInput(f"{what}: {wrong}; give a value to each name")
+    raise BadInput(
+        f"{what}: contains {shown(values)}, not `name: value` pairs; give a value to each name"
+    )
 
 
 def _load(what: str, text: str):

@@ -16,8 +16,16 @@ LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
 FIRST_VARIABLE = "NANOLIB_FIRST_PROCESS"
 DATABASE = "results.sqlite"
 # A git hook sets these variables. They make git change the repository and the index of the hook.
-_OF_HOOKS = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_PREFIX", "GIT_COMMON_DIR")
-_OF_HOOKS += ("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH")
+_OF_HOOKS = (
+    "GIT_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_WORK_TREE",
+    "GIT_PREFIX",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_QUARANTINE_PATH",
+)
 
 
 def find_checkout() -> Path | None:
@@ -41,13 +49,12 @@ def checkout() -> Path:
     Raises:
         BadInput: No folder with notebooks and params files was found.
     """
-    found = find_checkout()
-    if found is None:
-        raise BadInput(
-            "notebooks: this folder and its parents have no notebooks/ and params/; run "
-            "`nano init DIR`, and start nano in DIR"
-        )
-    return found
+    if found := find_checkout():
+        return found
+    raise BadInput(
+        "notebooks: this folder and its parents have no notebooks/ and params/; run "
+        "`nano init DIR`, and start nano in DIR"
+    )
 
 
 def installed_workbook() -> Path:
@@ -71,9 +78,14 @@ def git(folder: Path, *arguments: str) -> str:
         BadInput: Git is not installed, or the command fails. The message is git's last line.
     """
     rest = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    how = {"capture_output": True, "text": True, "errors": "replace", "env": rest | {"LC_ALL": "C"}}
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], **how, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=rest | {"LC_ALL": "C"},
+        )
     except OSError:
         raise BadInput("git: is not installed; install git") from None
     if done.returncode:
@@ -109,11 +121,6 @@ def output_folder() -> Path:
     if named := os.environ.get(OUTPUT_VARIABLE):
         return expanded(named).absolute()
     return (find_checkout() or Path.cwd()) / "outputs"
-
-
-def database_path() -> Path:
-    """Return the path of the database in the output folder."""
-    return output_folder() / DATABASE
 
 
 def make_folder(folder: Path) -> Path:

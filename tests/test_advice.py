@@ -41,9 +41,12 @@ def test_commands_in_messages_are_there_with_their_options():
             if name in NO_COMMANDS:
                 continue
             seen.add(name)
-            known = cli.main.commands[name].params
-            options = {option for parameter in known for option in parameter.opts}
+            options = {
+                option for parameter in cli.main.commands[name].params for option in parameter.opts
+            }
             assert {*re.findall(r"(?<!\S)--[a-z-]+(?!\S)", rest)} <= options, (module, text)
-            notebooks = re.findall(r"^ quick ([a-z]\w*)", rest)
-            assert name != "run" or {*notebooks} <= {*ALL}, (module, text)
+            assert name != "run" or {*re.findall(r"^ quick ([a-z]\w*)", rest)} <= {*ALL}, (
+                module,
+                text,
+            )
     assert {"run", "doctor", "ab", "compare", "history", "clean"} <= seen

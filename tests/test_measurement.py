@@ -5,10 +5,19 @@ from nanolib.numbers import format_number
 
 
 def test_a_row_prints_its_unit_interval_method_and_labels():
-    how = {"method": "perf_counter", "scope": "forward", "flags": (Flag.GOT_SLOWER,)}
-    text = str(Measurement("latency", 1.5, 1.25, 2.0, 0.95, 20, **how))
+    row = Measurement(
+        "latency",
+        1.5,
+        1.25,
+        2.0,
+        0.95,
+        20,
+        method="perf_counter",
+        scope="forward",
+        flags=(Flag.GOT_SLOWER,),
+    )
     start = "latency forward: 1.50 ms [1.25 … 2.00] (n=20, perf_counter); later calls were slower"
-    assert text.startswith(start)
+    assert str(row).startswith(start)
     row = exact("flops", 42)
     assert str(row) == "flops: 42 FLOP (n=1, formula)"
     assert (row.low, row.estimate, row.high, row.confidence) == (42, 42, 42, 1.0)

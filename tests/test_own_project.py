@@ -71,8 +71,13 @@ def _gate(python, folder, call):
         "GITHUB_STEP_SUMMARY": str(folder.parent / "summary.md"),
         "GITHUB_OUTPUT": str(folder.parent / "output"),
     }
-    script = GATE["run"].replace("${{ github.action_path }}", str(ROOT))
-    return _call(folder, "bash", "-c", script, **environment)
+    return _call(
+        folder,
+        "bash",
+        "-c",
+        GATE["run"].replace("${{ github.action_path }}", str(ROOT)),
+        **environment,
+    )
 
 
 def test_the_action_tells_bad_input_and_fails_on_a_regression_with_a_comment(python, tmp_path):

@@ -18,8 +18,9 @@ def test_the_lock_pins_everything_that_the_project_asks_for():
     for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert {"pip": ["-r requirements.lock"]} in environment["dependencies"]
+    assert {"pip": ["-r requirements.lock"]} in yaml.safe_load(
+        (ROOT / "environment.yml").read_text()
+    )["dependencies"]
 
 
 def test_nothing_installs_the_project_that_has_our_import_name_on_the_index():

@@ -3,7 +3,7 @@
 import time
 
 
-def until(condition, seconds=90):
+def until(condition, seconds=180):
     """Wait for a condition, and fail where it does not come to hold."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -89,7 +89,7 @@ def _become_version(
         os._exit(code)  # If this function returned, this process would continue the server's loop.
 
 
-def _random_memory() -> list[Any]:
+def _random_memory():
     """Allocate memory of random size.
 
     Later objects then have different addresses in each fork, as they have in new interpreters.

@@ -131,8 +131,7 @@ class TaskResult:
     def failures(self) -> str:
         """Return why versions failed, or an empty text if both completed without errors."""
         sides = zip("AB", self.endings, strict=True)
-        failed = [f"{side}: {': '.join(end)}" for side, end in sides if end[0] != Status.OK]
-        return "; ".join(failed)
+        return "; ".join(f"{side}: {': '.join(end)}" for side, end in sides if end[0] != Status.OK)
 
     @property
     def notes(self) -> str:

@@ -1,6 +1,6 @@
 """Define what `nano ab` compares, compare two versions, and turn block times into findings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from nanolib.compare.findings import (
     describe_differences,
     worst_first,
 )
-from nanolib.compare.runs import figure_lines
+from nanolib.compare.runs import Figures, Row, figure_lines
 from nanolib.measurement import BadInput, Status
 from nanolib.run.process import device_lock
 from nanolib.stats.compare import Kind
@@ -69,12 +69,14 @@ class Spec:
             for experiment, params in self.jobs:
                 request = {"experiment": experiment, "params": dict(params)}
                 of_a, of_b = _listed_cases(sides.processes or sides.renew(), request)
-                lines += _only_in(experiment, of_a, of_b, MISSING, "B")
-                lines += _only_in(experiment, of_b, of_a, NEW, "A")
-                for case_id, factors in of_a.items():
-                    if case_id in of_b:
+                for case_id, factors in (of_a | of_b).items():
+                    if case_id in of_a and case_id in of_b:
                         of_case = request | {"do": "case", "case_id": case_id}
                         tasks.append(Task(experiment, case_id, factors, of_case))
+                        continue
+                    finding, without = (MISSING, "B") if case_id in of_a else (NEW, "A")
+                    message = f"{without} does not have this case"
+                    lines.append(Line(experiment, case_name(factors), "", finding, message=message))
         if not tasks:
             raise BadInput(
                 "ab: the two versions have no timed case in common; "
@@ -93,15 +95,6 @@ def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list
         if "cases" not in answer:
             raise BadInput(f"{process.version.title}: {answer['message']}")
     return [answer["cases"] for answer in answers]
-
-
-def _only_in(
-    experiment: str, cases: Cases, others: Cases, finding: str, without: str
-) -> Iterator[Line]:
-    message = f"{without} does not have this case"
-    for case_id, factors in cases.items():
-        if case_id not in others:
-            yield Line(experiment, case_name(factors), "", finding, message=message)
 
 
 def run_ab(
@@ -127,8 +120,10 @@ def run_ab(
             have no timed case in common, or the working tree changed during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
-        pairs = zip(found, spec.interpreters, strict=True)
-        versions = [replace(version, python=one.python) for version, one in pairs]
+        versions = [
+            replace(version, python=one.python)
+            for version, one in zip(found, spec.interpreters, strict=True)
+        ]
         before = [version.edits() for version in versions]
         tasks, lines = spec.tasks(versions)
         share_s = min(settings.budget_s, settings.total_s / len(tasks))
@@ -170,9 +165,12 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
         a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
-    of_a, of_b = (_figures(task, rows) for rows in result.rows)
-    counted = figure_lines(of_a, of_b, threshold)
-    lines = [replace(one, case=case) for one in counted if one.finding != Kind.EQUIVALENT]
+    counted = figure_lines(*map(_figures, result.rows), threshold)
+    lines = [
+        replace(one, experiment=task.experiment, case=case)
+        for one in counted
+        if one.finding != Kind.EQUIVALENT
+    ]
     if not result.blocks:
         lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))
     for scope, pairs in result.blocks.items():
@@ -180,21 +178,20 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
         if verdict:
             kind = verdict.kind
-            is_few = kind == Kind.SUSPECT and not pairs.by_process
-            advice = "raise --budget" if is_few else ""
+            advice = "" if kind != Kind.SUSPECT or pairs.by_process else "raise --budget"
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
         base = float(np.median(pairs.a))
         # Slow pairs move both medians, so B's time follows from the verdict's ratio.
         current = base * verdict.ratio if verdict else float(np.median(pairs.b))
-        levels = {"base": base, "current": current}
-        lines.append(line(kind, f"latency {scope}".strip(), message, verdict=verdict, **levels))
+        name = f"latency {scope}".strip()
+        lines.append(line(kind, name, message, verdict=verdict, base=base, current=current))
     return lines
 
 
-def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
+def _figures(rows: Sequence[Row]) -> Figures:
     """Return the rows of one version by metric, scope and method, for `figure_lines`."""
     return {
-        (row["metric"], row["scope"], row["method"]): row | {"experiment": task.experiment}
+        (row["metric"], row["scope"], row["method"]): row
         for row in rows
         if row["estimate"] is not None
     }

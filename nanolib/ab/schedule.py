@@ -30,7 +30,6 @@ from nanolib.stats.intervals import TooFewSamples, median_interval
 
 FEWEST_PAIRS = 6  # Smallest number of block pairs in a pair of processes.
 PROCESS_PAIRS = 36  # The time for blocks is enough for this number of process pairs.
-FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
 REL_CI = 0.01  # A case ends when the interval of each ratio has at most this half-width.
 TIMED = 0.55  # Fraction of the budget for timing. The start of processes takes the rest.
@@ -139,7 +138,7 @@ def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
         spent_s: Time spent on a case in the pairs so far, s.
         budget_s: Time limit for a case, s.
     """
-    return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
+    return number >= 2 and spent_s * (1 + 1 / number) > budget_s
 
 
 def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
@@ -149,16 +148,14 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
         blocks: Pairs of blocks of each scope.
         rel_ci: Largest half-width of a narrow interval, as a fraction.
     """
-    return bool(blocks) and all(
-        len(pairs.generations) >= SURE_PROCESS_PAIRS and _half_width(pairs) <= rel_ci
-        for pairs in blocks.values()
-    )
-
-
-def _half_width(pairs: Pairs) -> float:
-    """Return the half-width of a ratio's interval as a fraction, from the interval of its log."""
-    low, _, high = median_interval(np.log(pairs.ratios))
-    return (high - low) / 2
+    for pairs in blocks.values():
+        if len(pairs.generations) < SURE_PROCESS_PAIRS:
+            return False
+        # The half-width of the log's interval is a fraction of the ratio.
+        low, _, high = median_interval(np.log(pairs.ratios))
+        if (high - low) / 2 > rel_ci:
+            return False
+    return bool(blocks)
 
 
 def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: float) -> bool:
@@ -234,7 +231,7 @@ def _interleave(
         Block medians of A and B for each scope, ms. If there are several phases, the scope `total`
         contains the medians of their sum.
     """
-    warm, order = time.monotonic() + WARM_UP_S, random.Random()
+    warm = time.monotonic() + WARM_UP_S
     # The first call of a process is slow, so the second call decides the size of a block.
     call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
     calls = block_calls(max(call_ms, 1e-6))
@@ -245,7 +242,7 @@ def _interleave(
     medians = [[], []]
     count, end = 0, time.monotonic() + window_s
     while time.monotonic() < end or count < FEWEST_PAIRS:
-        for i in order.sample((0, 1), 2):
+        for i in random.sample((0, 1), 2):
             block = np.asarray(sides[i].time_block(calls, keep=True))
             total = np.median(block.sum(axis=1))
             medians[i].append(np.append(np.median(block, axis=0), total)[: len(names)])

@@ -125,7 +125,6 @@ def _commit(top: Path, name: str) -> str:
         ) from None
 
 
-_TIMEOUT_S = 60
 # If several folders contain a package, Python imports the first one, so that version counts.
 _LIST_PACKAGES = """
 import importlib.metadata as m, json, platform, sys
@@ -165,11 +164,18 @@ def inspect_interpreter(python: str) -> Interpreter:
     """
     # With -P, Python imports no file such as json.py from the working folder. Python 3.10 and
     # older versions do not know -P, and could not run `worker.py` either.
-    command = [expanded(python), "-P", "-c", _LIST_PACKAGES]
-    how = {"capture_output": True, "text": True, "timeout": _TIMEOUT_S, "check": True}
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, **how)
+        done = subprocess.run(
+            [expanded(python), "-P", "-c", _LIST_PACKAGES],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return Interpreter(*json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
-        wrong = f"--python: {shown(python)} does not run Python 3.11 or newer; "
-        raise BadInput(f"{wrong}name an interpreter, such as .venv/bin/python") from None
+        raise BadInput(
+            f"--python: {shown(python)} does not run Python 3.11 or newer; "
+            "name an interpreter, such as .venv/bin/python"
+        ) from None

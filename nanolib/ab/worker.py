@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+Request = dict[str, Any]
 _OURS = Path(__file__).parents[1]
 _connection: Connection  # Connection to `nano ab`.
 
@@ -33,7 +34,7 @@ def _answer(**values):
     _connection.send_bytes(json.dumps(values).encode())
 
 
-def requests(connection: Connection) -> Iterator[dict[str, Any]]:
+def requests(connection: Connection) -> Iterator[Request]:
     """Yield requests until `nano ab` closes the connection."""
     while True:
         try:
@@ -42,7 +43,7 @@ def requests(connection: Connection) -> Iterator[dict[str, Any]]:
             return
 
 
-def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: bool) -> list[Any]:
+def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: bool):
     """Time one block per request, until a request for another action arrives.
 
     Args:
@@ -66,7 +67,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
     return kept
 
 
-def _serve_function(request: dict[str, Any], root: Path):
+def _serve_function(request: Request, root: Path):
     call = function = _imported(request["function"], root)
     if request["setup"]:
         call = functools.partial(function, _imported(request["setup"], root)())
@@ -107,8 +108,9 @@ def _imported(name: str, root: Path):
     for part in attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        wrong = f"{module_name} has no callable {attribute!r}; write package.module:function"
-        raise Refused(f"{name}: {wrong}")
+        raise Refused(
+            f"{name}: {module_name} has no callable {attribute!r}; write package.module:function"
+        )
     return found
 
 
@@ -136,7 +138,7 @@ def _uses_cuda() -> bool:
     return torch is not None and torch.cuda.is_initialized()
 
 
-def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any]]:
+def _experiment(request: Request, root: Path):
     """Return the parameters of an experiment, and its cases by id."""
     try:
         module = importlib.import_module(f"nanolib.experiments.{request['experiment']}.cases")
@@ -150,7 +152,7 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any
         raise Refused(_short(error)) from None
 
 
-def _serve_case(request: dict[str, Any], root: Path):
+def _serve_case(request: Request, root: Path):
     """Measure a case as `nano run` does, but interleave the blocks of both versions."""
     params, cases = _experiment(request, root)
     import numpy as np
@@ -169,12 +171,12 @@ def _serve_case(request: dict[str, Any], root: Path):
     _answer(ended=outcome.status, message=outcome.message, rows=rows)
 
 
-def _list_cases(request: dict[str, Any], root: Path):
+def _list_cases(request: Request, root: Path):
     _, cases = _experiment(request, root)
     _answer(cases={name: case.factors for name, case in cases.items() if case.supports_ab})
 
 
-def _list_imports(_request: dict[str, Any], root: Path):
+def _list_imports(_request: Request, root: Path):
     """Send the names of imported modules outside the version, and what forbids forks.
 
     Modules outside the version are, for example, packages of the environment. The names of modules

@@ -10,10 +10,11 @@ import nanolib
 from nanolib.cli import ab, compare, results, run
 from nanolib.cli.common import Commands
 
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-
-@click.group(cls=Commands, context_settings=_HELP)
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
     """Measure transformers on this machine. Each measurement has its method and its interval."""

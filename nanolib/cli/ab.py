@@ -23,7 +23,6 @@ from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout
 
-ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 _TIME = {"type": SECONDS, "metavar": "SECONDS"}
 
@@ -80,11 +79,14 @@ def ab(
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab
 
-    spec = _spec(names, pairs, functions, setup, pythons)
-    settings = Settings(threshold, budget, total or math.inf)
     # A canceled job ends with SIGTERM. The worktrees are then removed as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    found = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
+    found = run_ab(
+        _spec(names, pairs, functions, setup, pythons),
+        Settings(threshold, budget, total or math.inf),
+        lambda line: echo(line, err=True),
+        _agree,
+    )
     show_comparison(found, True, json_file, markdown_file)
     if found.regressed or found.lost:
         sys.exit(EXIT_FAILED)
@@ -95,7 +97,7 @@ def ab(
 
 def _agree(seconds: float):
     """In a terminal, ask the user to confirm a comparison of more than five minutes."""
-    if seconds > ASK_FROM_S and sys.stdin.isatty() and sys.stderr.isatty():
+    if seconds > 300 and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Continue?", default=True, abort=True, err=True)
 
 
@@ -132,12 +134,12 @@ def _spec(
             f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
         )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or (HERE, HERE)
-    rest = {"interpreters": interpreters}
-    if functions:
-        return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)
-    jobs = [
-        (job.name, job.values)
-        for job in plan(ALL, notebooks, overrides, {})
-        if any(case.supports_ab for case in job.cases())
-    ]
-    return Spec(revisions, checkout(), jobs, **rest)
+    start, jobs = Path.cwd(), []
+    if not functions:
+        start = checkout()
+        jobs = [
+            (job.name, job.values)
+            for job in plan(ALL, notebooks, overrides, {})
+            if any(case.supports_ab for case in job.cases())
+        ]
+    return Spec(revisions, start, jobs, functions, setup, interpreters)

@@ -108,7 +108,7 @@ def echo_table(table: pd.DataFrame) -> None:
     """Print a table with one line per row. Text is aligned to the left, numbers to the right."""
     columns = {}
     for name, column in table.items():
-        cells = [printable(str(name)), *(printable(str(cell)) for cell in column)]
+        cells = [printable(str(cell)) for cell in (name, *column)]
         if not all(_NUMBER.match(cell) for cell in cells[1:] if cell):
             width = max(map(len, cells))
             cells = [cell.ljust(width) for cell in cells]
@@ -172,18 +172,15 @@ def file_option(name: str, text: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
 
 
-def command(
-    *examples: str, cls: type[click.Command] = click.Command, **attributes
-) -> Callable[[Callable[..., Any]], click.Command]:
+def command(*examples: str, **attributes) -> Callable[[Callable[..., Any]], click.Command]:
     """Return a decorator that turns a function into a command with examples in the help.
 
     Args:
         examples: Command lines that a user can copy.
-        cls: Class of the command.
         attributes: Other arguments of `click.command`.
     """
     lines = "\n".join(f"  {example}" for example in examples)
-    return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
+    return click.command(epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
 def _is_output_closed() -> bool:
@@ -247,6 +244,7 @@ class NotebookCommand(click.Command):
         text = super().get_help(ctx)
         if not ctx.obj:
             return text
-        cells = cells_of(ctx.obj)
-        cell = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+        cell = next(
+            cell for cell in cells_of(ctx.obj) if "parameters" in cell["metadata"].get("tags", [])
+        )
         return f"{text}\n\nParameters of {ctx.obj} (-p NAME=VALUE):\n{''.join(cell['source'])}"

@@ -34,8 +34,13 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add to a command the options that `nano compare` and `nano ab` share."""
     command = file_option("markdown", "Write the findings as Markdown.")(command)
     command = file_option("json", "Write the findings as JSON.")(command)
-    text = "Smallest change that counts as a regression or an improvement."
-    return option("--threshold", "5%", text, "SHARE", type=SHARE)(command)
+    return option(
+        "--threshold",
+        "5%",
+        "Smallest change that counts as a regression or an improvement.",
+        "SHARE",
+        type=SHARE,
+    )(command)
 
 
 @command(
@@ -179,7 +184,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     echo(*(str(one).removesuffix(".") for one in history_verdict(found)))
 
 
-def _read_side(side: str, name: str) -> tuple[Any, Any, Any]:
+def _read_side(side: str, name: str):
     """Return the rows of runs, the runs, and recent latencies on the machines of the runs.
 
     Args:

@@ -1,6 +1,7 @@
 """List, report, export, import and delete stored runs."""
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,8 +20,6 @@ from nanolib.experiments import sections
 from nanolib.measurement import BadInput
 from nanolib.paths import expanded, output_folder
 from nanolib.store import Store
-
-NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 
 
 @command("nano runs", "nano runs --json")
@@ -60,17 +59,18 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     shows the newest run of each experiment.
     """
     target = expanded(folder) if folder else output_folder() / "report"
-    page = write_report([*names] or NEWEST, target)
+    page = write_report(names, target)
     echo(page)
     if show:
         webbrowser.open(page.absolute().as_uri())
 
 
-def write_report(names: list[str], folder: Path) -> Path:
+def write_report(names: Sequence[str], folder: Path) -> Path:
     """Write the report of some runs, and return the path of its page.
 
     Args:
-        names: Names of the runs, such as ids or labels.
+        names: Names of the runs, such as ids or labels. Without a name, the newest run of each
+            experiment.
         folder: Folder of the report.
     """
     from nanolib.experiments.summary import select_runs
@@ -102,7 +102,7 @@ def export(target: Path, names: tuple[str, ...]) -> None:
     from nanolib.store.export import write
 
     with Store(create=False) as store:
-        write(store, select_runs(store, [*names] or NEWEST), target)
+        write(store, select_runs(store, names), target)
     echo(target)
 
 

@@ -28,7 +28,7 @@ from nanolib.cli.common import (
 from nanolib.cli.results import write_report
 from nanolib.experiments import ALL, sections
 from nanolib.measurement import BadInput, shown
-from nanolib.paths import database_path, expanded, installed_workbook, output_folder
+from nanolib.paths import DATABASE, expanded, installed_workbook, output_folder
 from nanolib.store import Store
 
 
@@ -208,7 +208,7 @@ def run(
     run_ids = [result.run_id for result in results if result.run_id]
     if run_ids:
         _show_failures(run_ids)
-    echo("", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}")
+    echo("", f"notebooks  {folder}", f"database   {folder / DATABASE}", f"logs       {shared.logs}")
     if run_ids and not no_report:
         echo(f"report     {write_report(run_ids, folder / 'report')}")
     statuses = {result.status for result in results}
@@ -224,8 +224,7 @@ def _conclude(result) -> list[str]:
         rows = store.measurements(run_ids, samples=True)
     for section in sections():
         if section.experiment in set(rows["experiment"]):
-            first = (f"  {finding}" for finding in section.verdict(rows)[:1])
-            return [section.question, *first, ""]
+            return [section.question, *(f"  {one}" for one in section.verdict(rows)[:1]), ""]
     return []
 
 
@@ -235,7 +234,7 @@ def _show_plan(jobs: list[Any]):
     from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks import ceilings_of
 
-    machine_id, path, expected = this_machine().machine_id, database_path(), []
+    machine_id, path, expected = this_machine().machine_id, output_folder() / DATABASE, []
     with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.
         ceilings = ceilings_of(store, machine_id)
         for job in jobs:
@@ -266,8 +265,9 @@ def _show_failures(run_ids: list[str]):
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    key = ["status", "experiment", "message"]
-    for (status, experiment, message), rows in bad.groupby(key, sort=False):
+    for (status, experiment, message), rows in bad.groupby(
+        ["status", "experiment", "message"], sort=False
+    ):
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         reason = f": {message}" if message else ""  # An interrupted case has no message.
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}{reason}")

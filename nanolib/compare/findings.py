@@ -27,6 +27,8 @@ _WORST_FIRST = (
     Kind.EQUIVALENT,
 )
 CASE_KEY = ["machine_id", "experiment", "case_id"]  # Columns that identify a case.
+# The machine ID, experiment, case ID and factors of each case.
+CasesOfMachines = Iterable[tuple[str, str, str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,11 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
-        found = {"regressed": self.regressed, "compared": self.compared, "counts": self.counts}
-        return asdict(self) | found
+        return asdict(self) | {
+            "regressed": self.regressed,
+            "compared": self.compared,
+            "counts": self.counts,
+        }
 
 
 def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -171,8 +176,18 @@ def with_unit(figure: str) -> str:
 
 
 # Factors that appear in the name of a case, in order.
-_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "memory_algorithm")
-_NAMING += ("precision", "recipe", "variant")
+_NAMING = (
+    "name",
+    "ceiling",
+    "mode",
+    "phase",
+    "look",
+    "direction",
+    "memory_algorithm",
+    "precision",
+    "recipe",
+    "variant",
+)
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 
@@ -185,9 +200,7 @@ def case_name(factors: Mapping[str, Any]) -> str:
     return " ".join(named + sizes)
 
 
-def case_names(
-    cases: Iterable[tuple[str, str, str, Mapping[str, Any]]],
-) -> dict[tuple[str, str, str], str]:
+def case_names(cases: CasesOfMachines) -> dict[tuple[str, str, str], str]:
     """Return a name for each case, by machine ID, experiment and case ID.
 
     If several cases have the same `case_name`, the factors in which they differ follow the name.
@@ -217,7 +230,7 @@ def case_names(
     }
 
 
-def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, str, Mapping[str, Any]]]:
+def cases_in(rows: pd.DataFrame) -> CasesOfMachines:
     """Return the machine ID, experiment, case ID and factors of each case of some rows."""
     cases = rows.drop_duplicates(CASE_KEY)
     return cases[[*CASE_KEY, "factors"]].itertuples(index=False, name=None)

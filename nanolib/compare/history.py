@@ -17,7 +17,6 @@ from nanolib.stats.compare import MARGIN, Spread
 LEAST_RUNS = 3  # With fewer runs of the same code, the spread is unknown.
 RECENT_RUNS = 60  # Largest number of runs per experiment and machine in charts and spreads.
 KEY = [*CASE_KEY, "scope", "method"]  # Columns that identify a timing.
-_POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high"]
 
 Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 
@@ -96,9 +95,12 @@ def histories(figures: pd.DataFrame, metric: str = "latency") -> list[History]:
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(KEY, sort=False):
         if len(group) > 1:
             case = names[machine_id, experiment, case_id]
-            points = group[_POINTS].reset_index(drop=True)
-            steps = find_steps(points, metric)
-            result.append(History(experiment, case, metric, scope, points, steps))
+            points = group[
+                ["run_id", "started", "git_revision", "estimate", "low", "high"]
+            ].reset_index(drop=True)
+            result.append(
+                History(experiment, case, metric, scope, points, find_steps(points, metric))
+            )
     return sorted(result, key=lambda history: history.age)
 
 
@@ -134,13 +136,13 @@ def table(found: Sequence[History]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFrame]:
+def repeats(figures: Iterable[pd.DataFrame]) -> Repeats:
     """Group the runs of committed revisions by timing.
 
     Args:
         figures: A table from `Store.figures` per database. A run in several tables counts once.
     """
-    rows = pd.concat(list(figures)).drop_duplicates(["run_id", *KEY])
+    rows = pd.concat(figures).drop_duplicates(["run_id", *KEY])
     committed = (rows["git_revision"] != "") & ~rows["git_revision"].str.endswith("+")
     return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(KEY)))
 

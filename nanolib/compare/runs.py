@@ -31,12 +31,15 @@ from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, 
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
-_EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
-_MEMORY = ("peak_memory", "reserved_memory")
 # Metrics without blocks: the smallest change that counts as a share, or None for the threshold, the
 # finding if the value rises and if it falls, and a message.
-_RULES = dict.fromkeys(_EQUAL, (0.0, CHANGED, CHANGED, "deterministic metric changed"))
-_RULES |= dict.fromkeys(_MEMORY, (None, Kind.REGRESSED, Kind.IMPROVED, ""))
+_RULES = dict.fromkeys(
+    [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL],
+    (0.0, CHANGED, CHANGED, "deterministic metric changed"),
+)
+_RULES |= dict.fromkeys(
+    ("peak_memory", "reserved_memory"), (None, Kind.REGRESSED, Kind.IMPROVED, "")
+)
 _RULES |= dict.fromkeys(
     ("energy_per_token", "loss", "relative_error", "sqnr"),
     # Such a change may still be a spread between runs.
@@ -91,23 +94,23 @@ def compare_rows(
     then, now = _newest_cases(base), _newest_cases(current)
     names = case_names([*cases_in(base), *cases_in(current)])
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
-    only = {"base": in_base - in_current, "current": in_current - in_base}
-    for side, keys in only.items():
-        if keys:
-            experiments = ", ".join(sorted({experiment for _, experiment in keys}))
-            notes.append(f"experiments only in {side} are not compared: {experiments}")
+    only = {
+        "base": sorted({experiment for _, experiment in in_base - in_current}),
+        "current": sorted({experiment for _, experiment in in_current - in_base}),
+    }
+    for side, experiments in only.items():
+        if experiments:
+            notes.append(f"experiments only in {side} are not compared: {', '.join(experiments)}")
     lines = []
     for key in dict.fromkeys((*then, *now)):
         if key[:2] in in_base & in_current:
-            found = _case_lines(then.get(key), now.get(key), threshold)
-            pairs = _pairs(then.get(key, {}), now.get(key, {}), ["latency"])
-            timed = (_timing_line(*pair, threshold, noise, repeats or {}) for pair in pairs)
-            lines += [
-                replace(line, experiment=key[1], case=names[key]) for line in (*found, *timed)
-            ]
-    missing = sorted({experiment for _, experiment in only["base"]})
+            before, after = then.get(key, {}), now.get(key, {})
+            found = [*_case_lines(before, after, threshold)]
+            for pair in _pairs(before, after, ["latency"]):
+                found.append(_timing_line(*pair, threshold, noise, repeats or {}))
+            lines += [replace(line, experiment=key[1], case=names[key]) for line in found]
     lines = worst_first(_adjusted(lines))
-    return Comparison(lines, bool(machines), threshold, notes, missing=missing)
+    return Comparison(lines, bool(machines), threshold, notes, missing=only["base"])
 
 
 def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], Figures]:
@@ -127,12 +130,12 @@ def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], Figures]:
     return cases
 
 
-def _case_lines(then: Figures | None, now: Figures | None, threshold: float) -> Iterator[Line]:
+def _case_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Yield the findings about a case, without its name and the comparison of its timings."""
-    if then is None:
+    if not then:
         yield _case_line(NEW, "not in base")
         return
-    if now is None:
+    if not now:
         yield _case_line(MISSING, "not in current")
         return
     was_ok, ending = then.get(_ENDING, _OK)["status"] == Status.OK, now.get(_ENDING, _OK)
@@ -155,7 +158,7 @@ def _case_line(finding: str, message: str) -> Line:
 def _line(then: Row, now: Row, finding: str, **rest) -> Line:
     metric = f"{then['metric']} {then['scope']}".strip()
     ends = float(then["estimate"]), float(now["estimate"])
-    return Line(then["experiment"], "", metric, finding, *ends, **rest)
+    return Line("", "", metric, finding, *ends, **rest)
 
 
 def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tuple[Row, Row]]:
@@ -171,8 +174,8 @@ def _pairs(then: Figures, now: Figures, metrics: Container[str]) -> Iterator[tup
 def figure_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Yield the findings about metrics without blocks, whose intervals nanolib compares.
 
-    The findings lack the name of the case. The interval of a deterministic metric has no width, so
-    every difference counts.
+    The findings lack the names of the experiment and the case. The interval of a deterministic
+    metric has no width, so every difference counts.
     """
     for before, after in _pairs(then, now, _RULES):
         least, higher, lower, message = _RULES[before["metric"]]
@@ -240,9 +243,6 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
         yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
 
 
-_TIMES = ["estimate", "low", "high", "predicted", "samples"]
-
-
 def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Scale each latency of the base to another machine, by the peak rates of both machines.
 
@@ -268,6 +268,7 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
             if not ratio > 0:
                 unknown += 1
                 continue
-            row |= {name: row[name] * ratio for name in _TIMES}
+            times = ("estimate", "low", "high", "predicted", "samples")
+            row |= {name: row[name] * ratio for name in times}
         rows.append(row)
     return pd.DataFrame(rows, columns=base.columns), unknown

@@ -45,14 +45,16 @@ class Params(StrictModel):
                 select_runs(store, self.runs)
 
 
-def select_runs(store: Store, names: list[str]) -> list[str]:
+def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     """Return the IDs of the runs that the names match, without duplicates.
+
+    The name `newest`, or no name, means the newest run of each experiment.
 
     Raises:
         BadInput: A name matches no run.
     """
     ids = []
-    for name in names:
+    for name in names or ["newest"]:
         ids += store.newest_runs() if name == "newest" else store.resolve(name)
     return list(dict.fromkeys(ids))
 

@@ -20,7 +20,7 @@ from nanolib.meters.machine import usable_cores
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.numbers import MIB
-from nanolib.run.ranks import run_ranks
+from nanolib.run.ranks import Message, run_ranks
 from nanolib.stats.intervals import Interval, mean_interval
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
@@ -197,14 +197,16 @@ class RanksCase(Case):
 
     @property
     def is_oversubscribed(self) -> bool:
-        """Whether the ranks need more cores or GPUs than this machine has."""
-        if self.device.startswith("cuda"):
-            return self.ranks_here > torch.cuda.device_count()
-        return self.ranks_here * self.threads > usable_cores()
+        """Whether the ranks on a CPU need more cores than this machine has.
+
+        On GPUs, a case runs only if each rank has its own GPU.
+        """
+        is_on_cpu = not self.device.startswith("cuda")
+        return is_on_cpu and self.ranks_here * self.threads > usable_cores()
 
 
 def measure_on_ranks(
-    body: Callable[[dict[str, Any]], Any], cases: Sequence[RanksCase], params
+    body: Callable[[Message], Any], cases: Sequence[RanksCase], params
 ) -> tuple[list[Any], tuple[Flag, ...]]:
     """Run cases on the same ranks, and return each rank's result and the flags of all rows.
 
@@ -214,10 +216,14 @@ def measure_on_ranks(
         cases: Cases to measure, with the same number of ranks and threads.
         params: Parameters of the distributed notebook.
     """
-    case, factors = cases[0], [case.factors for case in cases]
+    case = cases[0]
     answers = run_ranks(
         body,
-        {"cases": factors, "seed": params.seed, "budget_s": params.budget_s},
+        {
+            "cases": [case.factors for case in cases],
+            "seed": params.seed,
+            "budget_s": params.budget_s,
+        },
         world_size=case.world_size,
         device=case.device,
         # The ranks end before the case's own limit, so that the error can name the slow rank.
@@ -242,8 +248,13 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
     """Return the row of the compile time: the first call's time minus a later call's time."""
-    compile_ms, method = max(0.0, first_ms - later_ms), "first call minus a later call"
-    return Measurement("latency", compile_ms, n=1, method=method, scope="compile")
+    return Measurement(
+        "latency",
+        max(0.0, first_ms - later_ms),
+        n=1,
+        method="first call minus a later call",
+        scope="compile",
+    )
 
 
 def over_seeds(
@@ -260,5 +271,7 @@ def over_seeds(
     """
     low, mean, high = mean_interval(values)
     method = "paired by seed, Student's interval" if paired else "mean over seeds"
-    rest = {"method": method, "scope": scope, "n": len(values), "samples": tuple(values)} | rest
-    return Measurement(metric, mean, low, high, 0.95, **rest)
+    samples = tuple(values)
+    return Measurement(
+        metric, mean, low, high, 0.95, len(samples), samples, method=method, scope=scope, **rest
+    )

@@ -1,7 +1,6 @@
 """Predict the results and the duration of an experiment's cases before anything runs."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,6 +8,7 @@ from tqdm import tqdm
 
 from nanolib.measurement import Status, Unsupported
 from nanolib.numbers import MIB, format_number
+from nanolib.params import Values
 from nanolib.run.case import Case, Ceilings, Plan
 from nanolib.run.memory_plan import check_case
 from nanolib.run.params import Params
@@ -22,7 +22,6 @@ _TITLES = {
     "peak_memory": "peak memory (MiB)",
     "weight_memory": "weight memory (MiB)",
 }
-_TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
 
 def prediction_table(experiment, params: Params, ceilings: Ceilings | None = None) -> pd.DataFrame:
@@ -123,5 +122,6 @@ def expected_s(
     return Interval(*map(float, sum(np.quantile(own, [0, 0.5, 1]) for own in times)))
 
 
-def _timing(params: Mapping[str, Any]) -> list[Any]:
-    return [params.get(name) for name in _TIMING]
+def _timing(params: Values):
+    """Return the parameters that change the duration of a case."""
+    return [params.get(name) for name in ("budget_s", "rel_ci", "device")]

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from nanolib.meters.machine import limit_threads
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.meters.turns import Round, speed_up_row
-from nanolib.run.case import Case, Ceilings, Measuring, Plan, RanksCase
+from nanolib.run.case import Case, Ceilings, Measuring, RanksCase
 from nanolib.run.memory_plan import check_case, shortage
 from nanolib.run.params import Params
 from nanolib.run.process import Died, Late, call_in_process
@@ -37,10 +36,10 @@ def fit_together(cases: Sequence[Case]) -> bool:
     device, largest = cases[0].device, {}
     try:
         for case in cases:
-            plan, inputs = case.plan(), case.inputs_id
-            if not case.unsupported() and not shortage(plan, device):
-                largest[inputs] = max(plan.most or 0, largest.get(inputs, 0))
-        return not shortage(Plan({"all": sum(largest.values())}), device)
+            most, inputs = case.plan().most, case.inputs_id
+            if not case.unsupported() and not shortage(most, device):
+                largest[inputs] = max(most or 0, largest.get(inputs, 0))
+        return not shortage(sum(largest.values()), device)
     except torch.AcceleratorError:  # This process has lost the device.
         return True
 
@@ -88,7 +87,7 @@ def measure_group(
     outcomes = {case_id: Outcome() for case_id in by_id}
     waiting = {}
 
-    def within(case_id: str) -> AbstractContextManager[None]:
+    def within(case_id: str):
         report(case_id)
         return outcomes[case_id].within(params.case_timeout_s)
 
@@ -156,8 +155,9 @@ def measure_launch(
             outcomes[case.case_id].rows.append(row)
             report(case.case_id, row)
     for case in ready:
-        rows, seconds = outcomes[case.case_id].rows, launch.seconds / len(ready)
-        outcomes[case.case_id] = replace(launch, rows=rows, seconds=seconds)
+        outcomes[case.case_id] = replace(
+            launch, rows=outcomes[case.case_id].rows, seconds=launch.seconds / len(ready)
+        )
     return outcomes
 
 
@@ -258,9 +258,15 @@ def run_in_process(
         Canceled: `stop` was set.
     """
     began, at, outcomes = time.perf_counter(), cases[0].case_id, defaultdict(Outcome)
-    how = {"limit_s": params.case_timeout_s + _GRACE_S, "stopped": stop.is_set}
     try:
-        for sent in call_in_process(_serve, list(cases), params, ceilings, **how):
+        for sent in call_in_process(
+            _serve,
+            list(cases),
+            params,
+            ceilings,
+            limit_s=params.case_timeout_s + _GRACE_S,
+            stopped=stop.is_set,
+        ):
             if isinstance(sent, dict):
                 return sent
             at, *rows = sent

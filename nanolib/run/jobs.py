@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, one_line, shown
-from nanolib.params import StrictModel, read_yaml
+from nanolib.params import StrictModel, Values, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.process import Died
 
@@ -26,7 +26,7 @@ class Job:
     """
 
     experiment: Any
-    values: Mapping[str, Any]
+    values: Values
     params: StrictModel
 
     @property
@@ -37,7 +37,7 @@ class Job:
     @property
     def title(self) -> str:
         """The file name of the executed notebook: the name of the scenario or of the notebook."""
-        suite = str(self.values.get("suite", ""))
+        suite = self.params.suite
         return suite if suite.startswith(f"{self.name}-") else self.name
 
     def cases(self) -> list[Any]:
@@ -48,27 +48,23 @@ class Job:
 def params_files() -> dict[str, dict[str, Path]]:
     """Map each folder of `params/` to the params files of its notebooks, by name.
 
-    The file of the summary is last, because the summary reads all results.
+    The name of a scenario begins with its notebook. The file of the summary is last, because the
+    summary reads all results.
     """
     found = {}
     notebooks = {file.stem for file in (checkout() / "notebooks").glob("*.ipynb")}
     files = (checkout() / "params").glob("[!.]*/*.yml")
     for file in sorted(files, key=lambda file: (file.stem == "summary", file)):
-        if _notebook_of(file) in notebooks:
+        if file.stem.partition("-")[0] in notebooks:
             found.setdefault(file.parent.name, {})[file.stem] = file
     return found
-
-
-def _notebook_of(file: Path) -> str:
-    """Return the notebook of a params file. The name of a scenario begins with its notebook."""
-    return file.stem.partition("-")[0]
 
 
 def plan(
     experiments: Mapping[str, Callable[[], Any]],
     targets: Sequence[str],
-    overrides: Mapping[str, Any],
-    scheduling: Mapping[str, Any],
+    overrides: Values,
+    scheduling: Values,
 ) -> list[Job]:
     """Make the jobs of a command line, and check all parameters before anything runs.
 
@@ -86,14 +82,14 @@ def plan(
     given = {name: value for name, value in scheduling.items() if value}
     for file in _params_files(targets, overrides):
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        experiment = experiments[_notebook_of(file)]()
+        experiment = experiments[file.stem.partition("-")[0]]()
         flat = experiment.Params.flat
         values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
         jobs.append(Job(experiment, values, experiment.Params(**values)))
     return jobs
 
 
-def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
+def _params_files(targets: Sequence[str], overrides: Values) -> list[Path]:
     """Find the params files of a command line."""
     folders = params_files()
     suite, *names = targets if targets and targets[0] in folders else (DEFAULT_SUITE, *targets)
@@ -115,7 +111,7 @@ def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[
 def execute(
     send: Callable[[Any], None],
     paths: Sequence[Path],
-    parameters: Mapping[str, Any],
+    parameters: Values,
     variables: Mapping[str, str],
     log: Path,
 ) -> None:

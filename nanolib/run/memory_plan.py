@@ -28,7 +28,6 @@ from nanolib.run.params import Params
 from nanolib.run.timeout import PredictedOutOfMemory
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
-_HEADROOM = 0.9  # Share of the free memory that a case may use. The system needs the rest.
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # The smallest stack of blocks has a first and a last block.
 # nanolib plans calls at this batch size. A large prime divides only the bytes of tensors that grow
@@ -170,7 +169,7 @@ def _mark(
         if not is_backward:  # In a backward pass, checkpointing computes the block again.
             counter.begin((section, *place))
 
-    def made(module: nn.Module, inputs, out):
+    def made(_module, _inputs, out):
         forward("after")
         if isinstance(out, torch.Tensor) and out.requires_grad:
             out.register_hook(lambda _: counter.begin(("backward", *place)))
@@ -179,13 +178,14 @@ def _mark(
     hooks.callback(block.register_forward_hook(made).remove)
 
 
-def shortage(plan: Plan, device: str) -> str:
-    """Return an error if a plan exceeds the free memory, otherwise an empty string."""
+def shortage(needed: int | None, device: str) -> str:
+    """Return an error if the planned bytes exceed the free memory, otherwise an empty string."""
     free = free_bytes(device)
-    if free is None or plan.most is None or plan.most <= _HEADROOM * free:
+    # The system needs a tenth of the free memory.
+    if free is None or needed is None or needed <= 0.9 * free:
         return ""
     return (
-        f"the case needs {plan.most / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
+        f"the case needs {needed / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
         "give shorter or fewer sequences, or fewer layers"
     )
 
@@ -199,7 +199,7 @@ def check_case(case: Case) -> None:
     """
     if reason := case.unsupported() or case.plan().unsupported:
         raise Unsupported(reason)
-    if reason := shortage(case.plan(), case.device):
+    if reason := shortage(case.plan().most, case.device):
         raise PredictedOutOfMemory(reason)
 
 
@@ -209,14 +209,20 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     `counted` is false for calls of compiled kernels, because these kernels bypass the counter.
     """
     if not counted:
-        message = f"{UNCOUNTED}; see resident_memory"
-        refused = {"status": Status.UNSUPPORTED, "message": message}
-        peak = Measurement("peak_memory", scope=work.scope, **refused)
+        peak = Measurement(
+            "peak_memory",
+            scope=work.scope,
+            status=Status.UNSUPPORTED,
+            message=f"{UNCOUNTED}; see resident_memory",
+        )
         return [peak, resident_row(work.call, work.scope)]
     work.first()  # The plan assumes a first call too.
-    existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
-        work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
+        work.call,
+        device=device,
+        existing=tuple(work.existing()),
+        scope=work.scope,
+        predicted_bytes=plan.peaks.get(work.scope),
     )
 
 

@@ -79,8 +79,7 @@ class Command:
     @functools.cached_property
     def logs(self) -> Path:
         """The folder with the log of each job. The first use creates the folder."""
-        moment = time.strftime("%Y%m%d-%H%M%S")
-        return make_folder(self.output / "logs" / f"{moment}-{self.token}")
+        return make_folder(self.output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.token}")
 
     def launch(self, title: str) -> str:
         """Return the value of the column `launch` for the run of a job."""
@@ -179,8 +178,7 @@ def run_job(
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
             store.update_run(result.run_id, status=result.status, message=result.message)
-        endings = store.case_endings(result.run_id)
-        result.statuses = {status: count for status, count, _ in endings}
+        result.statuses = {status: count for status, count, _ in store.case_endings(result.run_id)}
 
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str:
@@ -191,9 +189,16 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
         LAUNCH_VARIABLE: command.launch(job.title),
         FIRST_VARIABLE: str(os.getpid()),
     }
-    given = paths, job.params.nested(job.values), variables, command.logs / f"{job.title}.log"
     try:
-        for _ in call_in_process(execute, *given, limit_s=math.inf, stopped=watch):
+        for _ in call_in_process(
+            execute,
+            paths,
+            job.params.nested(job.values),
+            variables,
+            command.logs / f"{job.title}.log",
+            limit_s=math.inf,
+            stopped=watch,
+        ):
             pass
     except Died as error:
         return str(error)
@@ -219,8 +224,8 @@ def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
         counts = dict(result.statuses)
         ok = counts.pop("ok", "—")
         other = ", ".join(f"{count} {status}" for status, count in counts.items()) or "—"
-        cases, seconds = result.cases or "—", f"{result.seconds:.1f}"
-        lines.append([result.name, result.status, cases, ok, other, seconds])
+        seconds = f"{result.seconds:.1f}"
+        lines.append([result.name, result.status, result.cases or "—", ok, other, seconds])
         total_s += result.seconds
     lines.append(["total", "", "", "", "", f"{total_s:.1f}"])
     return pd.DataFrame(lines, columns=["notebook", "status", "cases", "ok", "other", "total s"])

@@ -15,13 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nanolib.measurement import BadInput, RunStatus, cause
+from nanolib.measurement import BadInput, RunStatus, cause, one_line
 from nanolib.paths import DATABASE
 from nanolib.run.jobs import Job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.store import Store
-
-RETRIES = 2  # Number of times that Ray starts a task again after a lost node or worker.
 
 
 def run_on_ray(
@@ -51,10 +49,10 @@ def run_on_ray(
     ray = _connect()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = [resources(job, nodes) for job in measuring]
-    task, pending = ray.remote(_measure), {}
+    pending = {}
     for job, result, need in zip(measuring, results, needs, strict=True):
-        options = task.options(name=job.title, max_retries=RETRIES, **need)
-        pending[options.remote(job, command.token)] = result
+        task = ray.remote(_measure).options(name=job.title, max_retries=2, **need)
+        pending[task.remote(job, command.token)] = result
     while pending:
         (ready,), _ = ray.wait(list(pending), num_returns=1)
         result = pending.pop(ready)
@@ -102,9 +100,8 @@ def _connect():
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         raise BadInput(
-            f"--on ray: nanolib cannot connect to Ray ({reason}); check RAY_ADDRESS"
+            f"--on ray: nanolib cannot connect to Ray ({one_line(error)}); check RAY_ADDRESS"
         ) from None
     return ray
 
@@ -115,7 +112,7 @@ def _bring_back(ray, ready, result: NotebookResult, command: Command):
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
         result.status = RunStatus.FAILED
-        result.message = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
+        result.message = one_line(getattr(error, "cause", None) or error)
         return
     vars(result).update(vars(found))
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:

@@ -10,11 +10,7 @@ from nanolib.measurement import MOST_LABEL, BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import Collect, Timing
 from nanolib.models import attention, training
-from nanolib.params import StrictModel
-
-# Parameters that do not change what a run measures. `--resume` continues a run even if
-# the values of these parameters differ.
-SCHEDULING = {"suite", "label", "resume", "trace"}
+from nanolib.params import StrictModel, Values
 
 Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
@@ -77,8 +73,10 @@ class Params(StrictModel):
     def _label_is_a_name(cls, value: str) -> str:
         is_taken = value in ("all", "latest", "newest") or value.startswith("latest~")
         if is_taken or not value.isprintable():
-            others = "use other printable text than all, newest, latest or latest~1"
-            raise ValueError(f"{shown(value)} cannot name a run; {others}")
+            raise ValueError(
+                f"{shown(value)} cannot name a run; "
+                "use other printable text than all, newest, latest or latest~1"
+            )
         return value
 
     def look(self, cases: Sequence[Any]) -> None:
@@ -116,8 +114,11 @@ class Params(StrictModel):
         return copy
 
     def defining(self) -> dict[str, Any]:
-        """Return the parameters that define what a run measures, for the run's fingerprint."""
-        return self.model_dump(mode="json", exclude=SCHEDULING)
+        """Return the parameters that define what a run measures, for the run's fingerprint.
+
+        `--resume` continues a run even if the values of the other parameters differ.
+        """
+        return self.model_dump(mode="json", exclude={"suite", "label", "resume", "trace"})
 
 
 def known_corpus(value: str) -> str:
@@ -136,7 +137,7 @@ def check_heads(params):
     return params
 
 
-def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:
+def check_preset(preset: str, overrides: Values, longest: tuple[str, int]) -> None:
     """Check a preset with `overrides`: its attention, and its longest sequence.
 
     Args:

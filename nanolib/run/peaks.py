@@ -24,8 +24,6 @@ _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last
 # The names `tf32` and `fp8` are not dtypes of torch, so nanolib maps them to operand dtypes.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
-# nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
-_LONGER = 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,8 @@ def no_product(kind: str, device: str) -> str:
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
     """Make a case for the matrix product in each dtype, and a case for copies."""
-    return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
+    # nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
+    return [CeilingCase(device, name, min(4 * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
 def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
@@ -147,11 +146,15 @@ def rate_rows(
         share = rate("mfu", flops / ceiling, latency)
         low = None if share.low is None else share.low * ceiling / most
         high = None if share.high is None else share.high * ceiling / least
-        message = f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s"
-        yield replace(share, low=low, high=high, message=message)
+        yield replace(
+            share,
+            low=low,
+            high=high,
+            message=f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s",
+        )
 
 
-def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
+def measure_ceiling(device: str, ceiling: str, budget_s: float) -> Measurement:
     """Measure a peak rate of a device, for comparison with achieved rates.
 
     Args:
@@ -164,18 +167,22 @@ def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measure
         For a product, a row of `ceiling_flops` in FLOP/s. For a copy, a row of `ceiling_bytes`,
         which are the bytes read and written per second. The scope is the name of the rate.
     """
-    how = {"device": device, "scope": ceiling}
     if ceiling == "copy":
         size = _COPY_BYTES.get(torch.device(device).type, 2**29)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-        latency = measure(partial(torch.empty_like(source).copy_, source), _REL_CI, budget_s, **how)
+        copy = partial(torch.empty_like(source).copy_, source)
+        latency = measure(copy, _REL_CI, budget_s, device=device, scope=ceiling)
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
     product = _product(device, ceiling)
     with tf32_products(ceiling == "tf32"):
-        latency = measure(product, _REL_CI, budget_s, **how)
+        latency = measure(product, _REL_CI, budget_s, device=device, scope=ceiling)
     size = len(product.args[0])
-    text = f"matrix product {size}³, in a burst of {budget_s:g} s"
-    return rate("ceiling_flops", 2 * size**3, latency, message=text)
+    return rate(
+        "ceiling_flops",
+        2 * size**3,
+        latency,
+        message=f"matrix product {size}³, in a burst of {budget_s:g} s",
+    )
 
 
 def _product(device: str, ceiling: str) -> partial[torch.Tensor]:
@@ -192,9 +199,15 @@ def _product(device: str, ceiling: str) -> partial[torch.Tensor]:
     if ceiling != "fp8":
         return partial(torch.mm, a, b, out=torch.empty_like(a))
     one = torch.ones((), device=device)
-    # torchao's forward product uses fast accumulation, so the peak rate uses it too.
-    rest = {"scale_a": one, "scale_b": one, "use_fast_accum": True}
-    return partial(torch._scaled_mm, a, b, out_dtype=torch.bfloat16, **rest)
+    return partial(
+        torch._scaled_mm,
+        a,
+        b,
+        scale_a=one,
+        scale_b=one,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,  # torchao's forward product uses it too.
+    )
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
 _POLL_S = 0.2
 _START_S = 60.0  # Longest time to import torch on a busy machine, s.
@@ -134,7 +133,7 @@ def exit_with_parent(parent: int) -> None:
         parent: Process ID of the parent, which may have ended before this call.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGKILL))
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # 1 is PR_SET_PDEATHSIG.
     else:
         threading.Thread(target=_watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:

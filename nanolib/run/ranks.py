@@ -31,6 +31,7 @@ from nanolib.measurement import Unsupported, cause
 from nanolib.meters.ranks import enter_private_network
 from nanolib.run.process import Died, call_in_process, exit_with_parent, signal_name
 
+Message = Mapping[str, Any]  # A request or a result, of JSON types.
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Longest wait for the end of a terminated rank, s.
 _MOST_LOG = 4000  # Maximum length of a log in the details of a failure, in characters.
@@ -40,7 +41,7 @@ _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
 _launched: Any = None  # The `Ranks` of torchrun, if any.
 
 
-class RankFailed(Exception):
+class RankFailed(Died):
     """A rank raised an exception, died or hung.
 
     Attributes:
@@ -89,8 +90,8 @@ def lacking(device: str, world_size: int) -> str:
 
 
 def run_ranks(
-    body: Callable[[dict[str, Any]], Any],
-    request: dict[str, Any],
+    body: Callable[[Message], Any],
+    request: Message,
     *,
     world_size: int,
     device: str,
@@ -115,6 +116,7 @@ def run_ranks(
         The result of each rank, of JSON types, in the order of the ranks.
 
     Raises:
+        Died: The process that starts the ranks ended.
         RankFailed: A rank raised an exception, died or hung.
         Unsupported: This machine has too few devices for the ranks.
     """
@@ -132,30 +134,39 @@ def run_ranks(
     if _launched:
         return _launched.run(asked)
     with TemporaryDirectory(prefix="nanolib-ranks-") as folder:
-        given = Path(folder), asked, timeout_s, private_network
-        try:
-            found = next(call_in_process(_launch, *given, limit_s=timeout_s + 60))
-        except Died as error:
-            raise RankFailed(f"ranks: {error}") from None
-    if isinstance(found, RankFailed):
-        raise found
-    return found
+        return next(
+            call_in_process(
+                _launch,
+                Path(folder),
+                asked,
+                timeout_s,
+                private_network,
+                limit_s=timeout_s + 60,
+            )
+        )
 
 
 def _launch(
     send: Callable[[Any], None],
     folder: Path,
-    request: Mapping[str, Any],
+    request: Message,
     timeout_s: float,
     private_network: bool,
 ):
-    """Start the ranks from a process without threads, and send all results or a `RankFailed`."""
+    """Start the ranks from a process without threads, and send all results.
+
+    Raises:
+        RankFailed: A rank raised an exception, died or hung.
+    """
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-    os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "OMP_NUM_THREADS": str(request["threads"]),
+    }
     deadline = time.monotonic() + timeout_s
     if private_network:
         with contextlib.suppress(OSError):
@@ -180,13 +191,12 @@ def _launch(
         first = error.error_index, error.exit_code
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     results = results_in(store, request["world_size"])
-    if all("answer" in result for result in results):
-        send([result["answer"] for result in results])
-    else:
-        send(failure(results, (folder / "log").read_text(errors="replace"), late_s, first))
+    if not all("answer" in result for result in results):
+        raise failure(results, (folder / "log").read_text(errors="replace"), late_s, first)
+    send([result["answer"] for result in results])
 
 
-def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):
+def _rank(rank: int, folder: Path, request: Message, parent: int):
     exit_with_parent(parent)
     os.environ["LOCAL_RANK"] = str(rank)
     torch.seed()  # Forked ranks would otherwise draw equal random numbers.
@@ -200,7 +210,7 @@ def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int):
     os._exit(0)  # In a normal exit, gloo's threads sometimes abort the process.
 
 
-def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
+def answer(request: Message, store: dist.Store, rank: int) -> bool:
     """Call the function of a request in a new process group, and store its result as JSON.
 
     The caller ends the process group.
@@ -228,19 +238,18 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     except Exception as error:
         waits = isinstance(error, RuntimeError) and re.search(_WAITING, str(error).lower())
         message = f"rank {rank} of {world_size} raised {cause(error)}"
-        failed = (message, rank, traceback.format_exc())
-        result = {"error": (bool(waits), time.time(), failed)}
+        result = {"error": (bool(waits), time.time(), (message, rank, traceback.format_exc()))}
     store.set(f"result/{rank}", json.dumps(result))
     return "answer" in result
 
 
-def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
+def results_in(store: dist.Store, world_size: int) -> list[Message]:
     """Return each rank's result from `answer`, or an empty dict for a rank without a result."""
     keys = [f"result/{rank}" for rank in range(world_size)]
     return [json.loads(store.get(key)) if store.check([key]) else {} for key in keys]
 
 
-def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
+def raised_in(results: Sequence[Message]) -> tuple[RankFailed | None, bool]:
     """Return the first error, preferably not from a wait, and whether all errors are from waits."""
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
@@ -248,7 +257,7 @@ def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, 
 
 
 def failure(
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Message],
     log: str,
     late_s: float | None,
     first: tuple[int, int] | None,
@@ -268,12 +277,9 @@ def failure(
     silent = [rank for rank, result in enumerate(results) if not result]
     if not only_waited or not silent:
         return raised
-    rank, code = first or (-1, 0)
-    how = "did not join a collective before the others timed out"
-    if code < 0:
-        how = f"was killed by {signal_name(-code)}"
-    else:
-        rank = silent[0]
-        if late_s is not None:
-            how = f"did not end within {late_s:g} s"
+    rank, how = silent[0], "did not join a collective before the others timed out"
+    if first and first[1] < 0:
+        rank, how = first[0], f"was killed by {signal_name(-first[1])}"
+    elif late_s is not None:
+        how = f"did not end within {late_s:g} s"
     return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log[-_MOST_LOG:])

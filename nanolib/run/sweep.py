@@ -41,6 +41,7 @@ from nanolib.store import Store
 
 __all__ = ["SweepRun", "measure"]
 
+Progress = Callable[[int, int, str], object]
 MAX_ATTEMPTS = 2
 # With a notebook, a collection of all objects takes 0.1 s, and each timing has many collections.
 # Therefore, nanolib freezes the objects between groups, unless other code has frozen this many.
@@ -92,8 +93,12 @@ class SweepRun:
 
     def end(self, status: RunStatus, message: str = "") -> None:
         """Store the status and the duration of the run."""
-        duration = time.perf_counter() - self._start
-        self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
+        self.store.update_run(
+            self.run_id,
+            status=status,
+            duration_s=time.perf_counter() - self._start,
+            message=message,
+        )
 
 
 def measure(
@@ -102,7 +107,7 @@ def measure(
     *,
     store: Store | None = None,
     stop: threading.Event | None = None,
-    on_progress: Callable[[int, int, str], object] | None = None,
+    on_progress: Progress | None = None,
 ) -> SweepRun:
     """Measure all cases of an experiment on this machine.
 
@@ -143,12 +148,13 @@ def measure(
         if stop.wait(seconds):
             raise Canceled
 
-    devices = {device, *(each for case in cases for each in case.devices)}
+    devices = {each for case in cases for each in case.devices}
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
-            what = f"{params.NAME} {params.label}".strip()
-            locks.enter_context(device_lock(each, what, wait, pause))
+            locks.enter_context(
+                device_lock(each, f"{params.NAME} {params.label}".strip(), wait, pause)
+            )
         store = store or Store()
         run = new_run(params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
@@ -188,7 +194,7 @@ class _Sweep:
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
-    def measure(self, cases: Sequence[Case], on_progress: Callable[[int, int, str], object] | None):
+    def measure(self, cases: Sequence[Case], on_progress: Progress | None):
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
@@ -251,8 +257,9 @@ class _Sweep:
             # nanolib counts only the attempts of single cases, because any case of a group may
             # cause the end of the process.
             attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
-            details = {"attempts": attempts}
-            row = Measurement("case_duration", status=Status.STARTED, details=details)
+            row = Measurement(
+                "case_duration", status=Status.STARTED, details={"attempts": attempts}
+            )
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = cases, self._params, ceilings_of(self._store, self._run_id)
         # A case during which the run was killed may kill its process again, so the case gets a

@@ -13,7 +13,6 @@ import torch
 from nanolib.measurement import Flag, Measurement, Status, Unsupported, cause, one_line
 
 _PLAN_S = 60.0
-_LEAST_S = 0.001  # A timer of 0 s would never expire.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "out of memory",
@@ -94,7 +93,8 @@ class Outcome:
         """
         start = time.perf_counter()
         try:
-            with _time_limit(max(timeout_s - self.seconds, _LEAST_S)):
+            # A timer of 0 s would never expire.
+            with _time_limit(max(timeout_s - self.seconds, 0.001)):
                 yield
         except CaseTimeout:
             self.mark_timed_out(timeout_s)

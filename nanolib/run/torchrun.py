@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
@@ -29,7 +28,7 @@ from nanolib.measurement import BadInput, cause
 from nanolib.params import read_yaml
 from nanolib.paths import FIRST_VARIABLE
 from nanolib.run import ranks
-from nanolib.run.ranks import answer, raised_in, results_in
+from nanolib.run.ranks import Message, answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
@@ -54,7 +53,7 @@ class Ranks:
         self.ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         self._numbers = itertools.count()
 
-    def run(self, request: dict[str, Any] | None) -> list[Any]:
+    def run(self, request: Message | None) -> list[Any]:
         """Send a case to the other ranks from rank 0, take part, and return each rank's result.
 
         Args:
@@ -72,9 +71,9 @@ class Ranks:
         deadline = time.monotonic() + _LATE_S
         while not all(results := results_in(store, world_size)):
             if time.monotonic() > deadline:
-                lost = f"rank {results.index({})} of {world_size}"
                 raise RankLost(
-                    f"{lost} does not answer; set resume: true, and start all ranks again"
+                    f"rank {results.index({})} of {world_size} does not answer; "
+                    "set resume: true, and start all ranks again"
                 )
             time.sleep(_POLL_S)
         raised, _ = raised_in(results)
@@ -93,7 +92,7 @@ class Ranks:
             if self.rank < request["world_size"]:
                 self._take_part(number, request)
 
-    def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
+    def _take_part(self, number: int, request: Message) -> dist.Store:
         """Call a request's function in a new process group, and return the store of its results."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
@@ -108,14 +107,8 @@ class Ranks:
 
 @click.command(help=__doc__)
 @click.argument("notebook", type=click.Choice(["distributed"]))
-@click.option(
-    "-f",
-    "file",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Read parameters from this file.",
-)
-def main(notebook: str, file: Path) -> None:
+@click.option("-f", "file", required=True, help="Read parameters from this file.")
+def main(notebook: str, file: str) -> None:
     """Parse the command line of this rank, then measure on rank 0 or take part on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     os.environ.setdefault(FIRST_VARIABLE, str(os.getppid()))  # The ranks belong together.

@@ -14,11 +14,10 @@ from typing import Self
 import psutil
 
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path, make_folder
+from nanolib.paths import DATABASE, make_folder, output_folder
 from nanolib.store.schema import SCHEMA, SCHEMA_VERSION, TABLES_OF_CASES, columns_of
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-_RETRY_S = 0.01
 # If two databases contain the same run, a merge keeps the copy with the greater rank.
 _RANK = (
     "({run}.status = 'done', (SELECT count(*) FROM {schema}.measurements m"
@@ -30,9 +29,7 @@ class Connection:
     """An open database file, the base class of `Store`."""
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True):
-        self.path = Path(path) if path is not None else database_path()
-        if self.path.is_dir():
-            raise BadInput(f"database: {self.path} is a folder; name a file")
+        self.path = Path(path) if path is not None else output_folder() / DATABASE
         if create:
             make_folder(self.path.parent)
         elif not self.path.exists():
@@ -138,7 +135,7 @@ def make_tables(db: sqlite3.Connection, journal_mode: str) -> None:
             # Another process changes the mode too, and SQLite does not wait for this lock.
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                 raise
-            time.sleep(_RETRY_S)
+            time.sleep(0.01)
             continue
         db.executescript("; ".join(("BEGIN IMMEDIATE", *SCHEMA, "COMMIT")))
 
@@ -156,8 +153,8 @@ def days_ago(db: sqlite3.Connection, days: float) -> str:
 
     The result is an empty string for a time before SQLite's calendar.
     """
-    ago = ("%Y-%m-%dT%H:%M:%f", f"-{days} days")
-    return db.execute("SELECT strftime(?, 'now', ?)", ago).fetchone()[0] or ""
+    query = "SELECT strftime('%Y-%m-%dT%H:%M:%f', 'now', ?)"
+    return db.execute(query, (f"-{days} days",)).fetchone()[0] or ""
 
 
 def _merge_attached(db: sqlite3.Connection) -> int:

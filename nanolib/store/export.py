@@ -34,17 +34,16 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 
 @functools.cache
-def _private() -> list[tuple[re.Pattern[str], str]]:
+def _private():
     """Return patterns of the home folder, user, host and folders, each with its replacement."""
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # The system has no name for the user.
         user = ""
-    patterns = []
+    patterns = [(_HOME, "~")]
     if len(home) > 1:
         patterns.append((re.compile(re.escape(home) + r"(?![\w.-])"), "~"))
-    patterns.append((_HOME, "~"))
     for name, word in {user: "user", host: "host", host.partition(".")[0]: "host"}.items():
         if len(name) > 2 and name not in ("root", "localhost"):
             # A name in `results_of_NAME` counts as a whole word too.
@@ -87,7 +86,7 @@ def public_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     public = redact(row) | {name: "" for name in _PRIVATE if name in row}
     if public.get("status") == RunStatus.RUNNING:
-        public["status"] = str(RunStatus.INTERRUPTED)
+        public["status"] = RunStatus.INTERRUPTED
     return public
 
 
@@ -121,8 +120,8 @@ def write(store: Reader, run_ids: list[str], target: Path) -> None:
         else:
             runs, machines = store.runs_of(run_ids), store.machines()
             machines = machines[machines["machine_id"].isin(runs["machine_id"])]
-            rows = store.measurements(run_ids)
-            text = json_text({"runs": runs, "machines": machines, "measurements": rows})
+            tables = {"runs": runs, "machines": machines}
+            text = json_text(tables | {"measurements": store.measurements(run_ids)})
             file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

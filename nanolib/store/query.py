@@ -13,7 +13,6 @@ from nanolib.store.schema import JSON, LISTED, listed
 if TYPE_CHECKING:
     import pandas as pd
 
-_LONGEST_DAYS = 7  # An older run of another machine counts as interrupted.
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 # A merge adds older runs later, so the rowid alone is not the order of the runs.
 _OLDEST_FIRST, _NEWEST_FIRST = "started, runs.rowid", "started DESC, runs.rowid DESC"
@@ -54,7 +53,7 @@ class Reader(Connection):
             values: Values for the condition.
         """
         frame = self.read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
-        limit = days_ago(self.connection, _LONGEST_DAYS)
+        limit = days_ago(self.connection, 7)
         for at, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
             is_alive = alive(run["process"])
             if is_alive is False or (is_alive is None and run["started"] < limit):
@@ -141,9 +140,10 @@ class Reader(Connection):
             f" FROM runs WHERE machine_id IN {LISTED})"
             f" SELECT {of_run}, case_id, factors, scope, method, estimate, low, high"
             " FROM chosen JOIN measurements USING (run_id)"
-            " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
+            " WHERE place <= coalesce(?, place) AND metric = ? AND estimate IS NOT NULL"
+            " ORDER BY started, id"
         )
-        return self.read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
+        return self.read(query, [listed(machine_ids), last, metric])
 
     def runs_before(self, run_ids: Iterable[str]) -> list[str]:
         """Return the IDs of the runs that precede the given runs.
@@ -196,7 +196,7 @@ class Reader(Connection):
             raise BadInput(f"run: {shown(name)} is the start of {len(found)} IDs; give more digits")
         if found:
             return found
-        hint = did_you_mean(name, dict.fromkeys(word for _, *words in runs for word in words))
+        hint = did_you_mean(name, (word for _, *words in runs for word in words))
         text = f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
         raise BadInput(f"{text}`nano runs` lists all runs")
 
@@ -227,7 +227,7 @@ class Reader(Connection):
             "SELECT case_id, coalesce(json_extract(details, '$.attempts'), 1) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' AND status = ?"
         )
-        return dict(self.connection.execute(query, (run_id, Status.STARTED)).fetchall())
+        return dict(self.connection.execute(query, (run_id, Status.STARTED)))
 
     def finished_cases(self, run_id: str) -> set[str]:
         """Return the IDs of the cases of a run that have ended, with any status."""
@@ -260,7 +260,7 @@ class Reader(Connection):
 
         found = self.connection.execute(query, list(values))
         names = [name for name, *_ in found.description]
-        frame = pd.DataFrame.from_records(found.fetchall(), columns=names, coerce_float=True)
+        frame = pd.DataFrame(found.fetchall(), columns=names)
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         if "samples" in frame:

@@ -176,8 +176,6 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
 
 
 def _plain(value):
-    if isinstance(value, Mapping):
-        return dict(value)
     if hasattr(value, "item"):  # Scalars of numpy and torch have `item`.
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -47,11 +47,10 @@ class Store(Reader):
         Raises:
             BadInput: The file cannot be written.
         """
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         row = {name: value for name, value in vars(run).items() if name not in ("machine", "rows")}
         row |= {
             "machine_id": run.machine["machine_id"],
-            "started": now,
+            "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "status": RunStatus.DONE if run.rows else RunStatus.RUNNING,
             "message": "",
         }
@@ -171,7 +170,8 @@ class Store(Reader):
         return chosen
 
 
-def _power_row(sample) -> tuple[int, float | None, float | None, float | None, float | None]:
+def _power_row(sample):
+    """Return the time of a sample in µs, and its watts, joules, low and high."""
     t_s, *powers = (
         sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
         for name in ("t_s", "watts", "joules", "low", "high")

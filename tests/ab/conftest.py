@@ -1,10 +1,10 @@
 """A git repository with versions of a function, and `nano ab` to compare them."""
 
 import json
-import subprocess
 
 import pytest
 
+from nanolib import paths
 from tests.processes import invoked
 
 # The function under test has its own clock, so that no test times anything: a call says its time.
@@ -28,8 +28,7 @@ class Repository:
 
     def git(self, *arguments):
         name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(self.folder), *name, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return paths.git(self.folder, *name, *arguments)
 
     def commit(self, tag, text=WORK, cost=30_000_000):
         (self.folder / "work.py").write_text(text.replace("{cost}", str(cost)))
@@ -38,7 +37,7 @@ class Repository:
         self.git("tag", tag)
 
     def worktrees(self):
-        return self.git("worktree", "list").strip().splitlines()
+        return self.git("worktree", "list").splitlines()
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import tempfile
 import time
 from itertools import cycle
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import psutil
@@ -51,7 +50,7 @@ def test_equal_versions_run_in_turns_and_in_fresh_processes_and_are_equivalent(
 ):
     # by chance ten pairs are all in one order once in five hundred times
     drawn = cycle([(0, 1), (1, 0)])
-    monkeypatch.setattr(random, "Random", lambda: SimpleNamespace(sample=lambda *_: next(drawn)))
+    monkeypatch.setattr(random, "sample", lambda *_: next(drawn))
     text = f"""
 import os
 open({str(tmp_path / "imports")!r}, "a").write(f"{{WHO}} {{os.getpid()}}\\n")
@@ -121,7 +120,6 @@ BAD = {
     "base . --call work:walk": "): work:walk: work has no callable 'walk'",
     "begins begins --call work:only": "work:only: a call only starts the work and returns a",
     "base . --call json:dumps": "outside this version",
-    "base . --call work": "): work: work has no callable ''; write package.module:function",
     "base . attention --call work:run": "--call: cannot be combined with a notebook",
     "base . --setup work:run": "--setup: 'work:run' needs --call",
 }
@@ -138,10 +136,6 @@ def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(
     assert ended.exit_code == 2 and said in ended.output
     assert len([line for line in ended.output.splitlines() if line.startswith("nano: ")]) == 1
     assert _is_clean(repository) and not (tmp_path / "out").exists()
-
-
-# Half a minute, unless it is ended.
-SLOW = f"{WORK}import time as t\nreal = run\ndef run():\n    t.sleep(0.02)\n    real()\n"
 
 
 def test_in_a_git_hook_the_index_of_the_commit_is_left_alone(repository, monkeypatch):
@@ -162,12 +156,12 @@ def test_a_submodule_is_part_of_each_version(repository, tmp_path, compared, mon
     theirs = Repository(other)
     theirs.commit("first")
     # By default, git clones a submodule only from another machine.
-    setting = {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}
-    for name, value in setting.items():
+    for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     repository.git("submodule", "--quiet", "add", str(other), "theirs")
-    text = "from theirs import work\nfrom theirs.work import *\ntime = work.time\n"
-    repository.commit("with", text)
+    repository.commit(
+        "with", "from theirs import work\nfrom theirs.work import *\ntime = work.time\n"
+    )
     theirs.commit("second", cost=33_000_000)
     _, line = compared("with", ".")
     assert line["finding"] == "equivalent", line
@@ -175,10 +169,11 @@ def test_a_submodule_is_part_of_each_version(repository, tmp_path, compared, mon
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path, number):
-    repository.commit("slow", SLOW)
+    # Half a minute, unless it is ended.
+    slow = "import time as t\nreal = run\ndef run():\n    t.sleep(0.02)\n    real()\n"
+    repository.commit("slow", f"{WORK}{slow}")
     command = [sys.executable, "-m", "nanolib.cli", "ab", "base", "slow", "--call", "work:run"]
-    options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    nano = psutil.Popen(command, **options)
+    nano = psutil.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert "A is base" in nano.stderr.readline()
     while not nano.children():
         time.sleep(0.01)

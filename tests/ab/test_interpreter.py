@@ -27,15 +27,14 @@ def _environment(folder, version, cost):
 
 def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, compared, tmp_path):
     Path("work.py").write_text(PLANTED)  # an edit of the working tree
-    revision = repository.git("rev-parse", "--short", "HEAD").strip()
+    revision = repository.git("rev-parse", "--short", "HEAD")
     base = _environment(tmp_path / "base", "1.0", 30_000_000)
     slow = _environment(tmp_path / "slow", "2.0", 33_000_000)
     ended, line = compared("--python", base, "--python", slow, budget="6s")
     assert ended.exit_code == 1 and "A → B: planted 1.0 → 2.0" in ended.output
     assert (line["finding"], line["verdict"]["ratio"]) == ("regressed", pytest.approx(1.1))
     assert f"A is . ({revision}+) with {base}, B is . ({revision}+) with {slow};" in ended.output
-    found = json.loads((tmp_path / "f.json").read_text())
-    assert found["differ"] == ["planted 1.0 → 2.0"]
+    assert json.loads((tmp_path / "f.json").read_text())["differ"] == ["planted 1.0 → 2.0"]
 
 
 def test_modules_of_the_working_folder_are_not_imported(monkeypatch, tmp_path):

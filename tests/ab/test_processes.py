@@ -32,8 +32,9 @@ def _versions(folder, **works):
 
 @pytest.fixture
 def version(tmp_path):
-    work = "import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n"
-    return _versions(tmp_path, a=work)[0]
+    return _versions(
+        tmp_path, a="import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n"
+    )[0]
 
 
 def _asked(process, function="run"):

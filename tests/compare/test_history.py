@@ -8,9 +8,9 @@ from nanolib.compare.history import Change, History, find_steps, histories, tabl
 from nanolib.measurement import Measurement
 from nanolib.report.regressions import history_verdict, since_before
 from nanolib.stats.changes import PENALTY
-from nanolib.store import Store
 from tests.compare.test_compare import measured, run_of
 from tests.processes import invoked
+from tests.store import conftest
 
 
 def _run(index, level, flops=100.0, revision=None, more=()):
@@ -26,10 +26,7 @@ def _since_before(store, run_ids):
     return since_before(store, run_ids, store.figures("latency", ["m1"]))
 
 
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "results.sqlite") as made:
-        yield made
+store = conftest.store
 
 
 def test_cases_of_one_name_are_told_apart_by_the_factors_in_which_they_differ(store):
@@ -84,8 +81,7 @@ def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(stor
         moved = {"flat": False, "early": index > 4, "late": index > 6}
         cases = {name: measured(index, 10 + 2 * up) for name, up in moved.items()}
         store.add(run_of(cases, f"run{index}"))
-    found = _histories(store)
-    assert [one.case.split()[0] for one in found] == ["late", "early", "flat"]
+    assert [one.case.split()[0] for one in _histories(store)] == ["late", "early", "flat"]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +96,7 @@ def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(stor
 def test_which_way_is_worse_follows_the_metric(metric, ratio, is_worse):
     values, revisions = [10.0] * 5 + [10.0 * ratio] * 5, [f"r{at}" for at in range(10)]
     points = _history("", values).points.assign(git_revision=revisions)
-    change = Change(5, pytest.approx(ratio), is_worse, "r4", "r5")
-    assert find_steps(points, metric) == (change,)
+    assert find_steps(points, metric) == (Change(5, pytest.approx(ratio), is_worse, "r4", "r5"),)
 
 
 def test_an_interval_counts_by_its_relative_width():

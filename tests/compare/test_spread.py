@@ -10,9 +10,16 @@ from nanolib.stats.compare import Kind, Spread, compare
 
 CASES, BLOCKS, WITHIN = 10, 40, 0.01
 GATES = 20
-SHARED = {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
-SHARED |= {"metric": "latency", "provenance": "measured", "status": "ok", "machine_id": "m1"}
-SHARED |= {"fingerprint": ""}
+SHARED = {
+    "experiment": "attention",
+    "scope": "forward",
+    "method": "perf_counter",
+    "metric": "latency",
+    "provenance": "measured",
+    "status": "ok",
+    "machine_id": "m1",
+    "fingerprint": "",
+}
 
 
 def _run(rng, run_id, between, revision="rev", slower=0.0):
@@ -31,8 +38,7 @@ def _gate(rng, between, earlier, slower=0.0):
     """A comparison of two runs, with so many earlier ones of the base's revision."""
     runs = [_run(rng, f"earlier{at}", between) for at in range(earlier)]
     base, current = _run(rng, "base", between), _run(rng, "current", between, "new", slower)
-    known = repeats([pd.concat([*runs, base, current])])
-    return compare_rows(base, current, repeats=known)
+    return compare_rows(base, current, repeats=repeats([pd.concat([*runs, base, current])]))
 
 
 MORE = [(0.03, 5), (0.0, 5), (0.01, 5), (0.05, 2)]
@@ -73,8 +79,8 @@ def _spread(run_id, **logs):
         for at, log in enumerate(values):
             row = {"run_id": f"{name}{at}", "estimate": float(np.exp(log))}
             rows.append(timing | row | {"git_revision": revision, "fingerprint": fingerprint})
-    known = repeats([pd.DataFrame(rows)] * 2)  # two databases may hold the same runs
-    return spread_between_runs(known, timing | {"run_id": run_id})
+    # two databases may hold the same runs
+    return spread_between_runs(repeats([pd.DataFrame(rows)] * 2), timing | {"run_id": run_id})
 
 
 def test_the_spread_is_pooled_over_committed_revisions_without_the_run_that_is_judged():
@@ -93,8 +99,7 @@ def test_runs_with_other_packages_or_functions_of_the_user_are_runs_of_another_v
 
 
 def test_a_spread_widens_the_interval_and_p_to_those_of_two_runs():
-    rng = np.random.default_rng(3)
-    a, b = 10 * np.exp(rng.normal(0, 0.01, (2, 40)))
+    a, b = 10 * np.exp(np.random.default_rng(3).normal(0, 0.01, (2, 40)))
     plain, wide = compare(a, 1.1 * b), compare(a, 1.1 * b, spread=Spread(0.03, 4))
     reach = 2.776445 * 0.03 * np.sqrt(2)  # Student's t.975 of four degrees of freedom
     low, ratio, high = wide.interval

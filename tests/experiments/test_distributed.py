@@ -51,7 +51,7 @@ def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, m
 def test_a_case_that_does_not_fit_is_a_row_and_the_rest_of_its_group_is_launched(monkeypatch):
     """The baseline needs the whole sequence on one rank."""
     dense, ring = distributed.cases(_params(prefill_seq_lens=[64], prefill_algorithms=["ring"]))
-    large = lambda plan, _: "too large" if plan == dense.plan() else ""  # noqa: E731
+    large = lambda needed, _: "too large" if needed == dense.plan().most else ""  # noqa: E731
     monkeypatch.setattr(memory_plan, "shortage", large)
     launched = []
     monkeypatch.setattr(
@@ -68,7 +68,7 @@ def test_algorithms_that_share_their_shards_need_the_memory_of_one(monkeypatch):
     )
     needed = dense.plan().most + max(fused.plan().most, gather.plan().most)
     for free, fits in ((needed, True), (needed - 1, False)):
-        short = lambda plan, _, free=free: "too large" if plan.most > free else ""  # noqa: E731
+        short = lambda needed, _, free=free: "too large" if needed > free else ""  # noqa: E731
         monkeypatch.setattr(group, "shortage", short)
         assert group.fit_together([dense, fused, gather]) == fits
 

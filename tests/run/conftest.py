@@ -14,7 +14,6 @@ def measure(store):
     """Measure cases that behave in these ways."""
 
     def measured(*behaviors, **rest):
-        params = sample.Params(behaviors=list(behaviors), **rest)
-        return sweep.measure(sample, params, store=store)
+        return sweep.measure(sample, sample.Params(behaviors=list(behaviors), **rest), store=store)
 
     return measured

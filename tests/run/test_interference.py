@@ -15,11 +15,11 @@ BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
 QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5)
 
 
-@pytest.fixture
-def met(measure, store, monkeypatch):
-    """Measure a case under each load, and return the flags of its rows and the run's lines."""
-
-    def measured(*loads, before=(), resume=False):
+def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_has_what_it_began_with(
+    measure, store, monkeypatch
+):
+    def met(*loads, before, resume=False):
+        """Measure a case under each load, and return the flags of its rows and the run's lines."""
         left = iter(loads)
 
         @contextmanager
@@ -33,16 +33,16 @@ def met(measure, store, monkeypatch):
         flags = run.measurements().groupby("factor.behavior")["flags"].agg(list)
         return flags.to_dict(), store.runs().interference[0]
 
-    return measured
-
-
-def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_has_what_it_began_with(met):
     before = ["others use 60%"]
     flags, lines = met(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY, QUOTA, before=before)
     met_others = [[Flag.BUSY_MACHINE], [], [Flag.BUSY_MACHINE]]  # duration, FLOPs, latency
     met_quota = [[Flag.THROTTLED], [], [Flag.THROTTLED]]
-    quiet = [[], [], []]
-    assert flags == {"ok 0": met_others, "ok 1": quiet, "ok 2": met_others, "ok 3": met_quota}
+    assert flags == {
+        "ok 0": met_others,
+        "ok 1": [[], [], []],
+        "ok 2": met_others,
+        "ok 3": met_quota,
+    }
     assert lines == before
     assert met(before=["others use 30%"], resume=True)[1] == ["others use 30%"]
 

@@ -15,7 +15,6 @@ from nanolib.store import Store
 from tests.store.rows import make_run
 
 SCENARIOS = ["distributed-memory", "distributed-million-tokens", "distributed-which-algorithm"]
-BUSY = "not a quiet machine: others use cpu"
 
 
 def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
@@ -43,10 +42,13 @@ def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
     monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
     jobs = plan(ALL, SCENARIOS, {}, {})
     results = notebooks.run_jobs(jobs, notebooks.Command(tmp_path), said.append)
-    assert begun == SCENARIOS[:2] and said[0] == BUSY
+    assert begun == SCENARIOS[:2] and said[0] == "not a quiet machine: others use cpu"
     assert not [line for line in said[1:] if "quiet machine" in line]
-    statuses = [result.status for result in results]
-    assert statuses == [RunStatus.FAILED, RunStatus.INTERRUPTED, "not started"]
+    assert [result.status for result in results] == [
+        RunStatus.FAILED,
+        RunStatus.INTERRUPTED,
+        "not started",
+    ]
     waits = [line for line in said if line.startswith("waiting")]
     assert waits == [f"waiting for cpu before {title}" for title in begun]
     summary = plan(ALL, ["summary"], {}, {})  # it measures nothing

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from nanolib.paths import checkout
+from nanolib.run.process import kill_tree
 from nanolib.store import Store
 from tests.processes import said
 from tests.waiting import until
@@ -18,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a parent is looked for"),
 ]
 
-HANGING_S = 180
 # The first case of two ranks never ends.
 LONG = """
 run distributed --no-report -p isolation=process -p world_sizes=[2] -p seq_lens=[64]
@@ -34,22 +34,27 @@ run attention --no-report -p attention_types=[dense] -p quality_attentions=[] -p
 
 @pytest.fixture
 def run(tmp_path):
-    """Start nano with a folder for temporary files, and end it after a failure too."""
-    (tmp_path / "temporary").mkdir()
-    own = {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(checkout())}
+    """Start nano with its own folder for temporary files, and end it after a failure too."""
+    own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(checkout())}
     started = []
 
     def start(arguments):
         command = [sys.executable, "-m", "nanolib.cli", *arguments.split()]
         with (tmp_path / "said").open("w") as log:
-            rest = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            options = {"cwd": checkout(), "env": os.environ | own, **rest}
-            started.append(psutil.Popen([*command, "--output", str(tmp_path)], **options))
+            started.append(
+                psutil.Popen(
+                    [*command, "--output", str(tmp_path)],
+                    cwd=checkout(),
+                    env=os.environ | own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
         return started[0]
 
     yield start
-    if started[0].is_running():
-        started[0].kill()
+    kill_tree(started[0].pid)
 
 
 def test_a_stop_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
@@ -61,13 +66,13 @@ def test_a_stop_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
         with Store(database) as store:
             return {"started", "ok"} <= {*store.measurements().status}
 
-    until(a_case_has_ended, HANGING_S)
+    until(a_case_has_ended)
     below = nano.children(recursive=True)
     nano.send_signal(signal.SIGTERM)  # as of a cluster; it is handled as Ctrl-C is
     assert nano.wait(60) == 130
     text = (tmp_path / "said").read_text()
     assert "stopped by Ctrl-C" in text and "was not measured" not in text
-    until(lambda: not any(map(said, below)), HANGING_S)
+    until(lambda: not any(map(said, below)))
     with Store(database) as store:
         (run,) = store.runs().itertuples()
         assert run.status == "interrupted" and store.finished_cases(run.run_id)
@@ -82,11 +87,10 @@ def test_nothing_that_a_run_started_lives_on_when_it_is_killed(run, tmp_path):
         # papermill, a worker, the process that starts ranks, and two ranks
         return words.count("--multiprocessing-fork") >= 5 and "ipykernel" in words
 
-    until(all_are_up, HANGING_S)
+    until(all_are_up)
     below = nano.children(recursive=True)
     nano.kill()
-    _, alive = psutil.wait_procs(below, timeout=HANGING_S)
-    assert not alive
+    until(lambda: not any(map(said, below)))
     with Store(tmp_path / "results.sqlite") as store:
         assert store.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert list(store.runs().status) == ["interrupted"]

@@ -41,18 +41,14 @@ def other(place):
     holder.join()
 
 
-class Stopped(Exception):
-    """The user has stopped a wait."""
-
-
 def _owner():
     """Return for whom a run waits, or an empty string."""
     said = []
 
     def stop(seconds):
-        raise Stopped
+        raise KeyboardInterrupt
 
-    with contextlib.suppress(Stopped), device_lock("d", "third", said.append, stop):
+    with contextlib.suppress(KeyboardInterrupt), device_lock("d", "third", said.append, stop):
         pass
     return said[0].partition("in use by ")[2].partition(";")[0] if said else ""
 
@@ -67,8 +63,10 @@ def test_a_second_run_waits_and_says_for_whom_until_a_crash_releases_the_device(
     assert _owner() == owner
     with device_lock("d", "me", said.append, pause=crash):
         assert _owner() == f"process {os.getpid()} (me)"
-    waits = f"waiting for d: in use by {owner}; this run starts afterwards"
-    assert said == [waits, "d is free; starting"]
+    assert said == [
+        f"waiting for d: in use by {owner}; this run starts afterwards",
+        "d is free; starting",
+    ]
     assert _owner() == ""
 
 

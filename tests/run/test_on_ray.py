@@ -34,7 +34,7 @@ def job():
     ],
 )
 def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nodes, wanted):
-    job = dataclasses.replace(job, params=SimpleNamespace(NAME="attention", **values))
+    job = dataclasses.replace(job, params=SimpleNamespace(NAME="attention", suite="", **values))
     if isinstance(wanted, dict):
         assert on_ray.resources(job, nodes) == wanted
     else:
@@ -55,8 +55,9 @@ def _run_papermill(job, command, watch):
 def test_a_task_brings_back_its_database_notebook_and_log(tmp_path, store, monkeypatch, job):
     monkeypatch.setattr(notebooks, "_run_papermill", _run_papermill)
     answer = on_ray._measure(job, "token")
-    errors = SimpleNamespace(RayError=ZeroDivisionError)
-    ray = SimpleNamespace(get=lambda _: answer, exceptions=errors)
+    ray = SimpleNamespace(
+        get=lambda _: answer, exceptions=SimpleNamespace(RayError=ZeroDivisionError)
+    )
     end, command = NotebookResult("attention"), Command(tmp_path)
     on_ray._bring_back(ray, None, end, command)
     assert end.status == RunStatus.DONE and list(store.runs().run_id) == [end.run_id] == ["a run"]

@@ -20,7 +20,7 @@ LATENCY = Measurement(
 
 
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
-    def measured(call, rel_ci, budget_s, *, device, scope, collect=None):
+    def measured(call, *_, device, scope):
         call()
         return replace(LATENCY, scope=scope)
 
@@ -37,8 +37,11 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
 def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
     row = rate("tokens_per_second", 8, replace(LATENCY, flags=(Flag.GOT_SLOWER,)))
     assert (row.low, row.estimate, row.high, row.samples) == (400, 800, 1600, (800, 400))
-    kept = ("decode", "amount/perf_counter", (Flag.GOT_SLOWER,))
-    assert (row.scope, row.method, row.flags) == kept
+    assert (row.scope, row.method, row.flags) == (
+        "decode",
+        "amount/perf_counter",
+        (Flag.GOT_SLOWER,),
+    )
     alone = rate("tokens_per_second", 8, replace(LATENCY, low=None, high=None))
     assert (alone.low, alone.estimate, alone.high) == (None, 800, None)
 
@@ -58,11 +61,12 @@ def test_a_share_includes_the_interval_of_the_peak_rate_too():
 
 def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merged_later(store):
     for value, started in ((9.0, "2026"), (1.0, "2024")):
-        row = Measurement("ceiling_bytes", value, scope="copy")
-        run_id = store.add(make_run(rows={"a": ({}, [row])}))
+        run_id = store.add(
+            make_run(rows={"a": ({}, [Measurement("ceiling_bytes", value, scope="copy")])})
+        )
         store.update_run(run_id, started=started)
-    alone = Interval(9.0, 9.0, 9.0)  # A rate without an interval is its own interval.
-    assert ceilings_of(store, "m1") == {"copy": alone}
+    # A rate without an interval is its own interval.
+    assert ceilings_of(store, "m1") == {"copy": Interval(9.0, 9.0, 9.0)}
 
 
 @pytest.mark.parametrize("launch", ["a-command/notebook", ""])
@@ -70,8 +74,8 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monke
     numbers = itertools.count(1.0)
 
     def measured(device, kind, budget_s):
-        how = {"samples": (1.0, 2.0), "scope": kind}
-        return Measurement("ceiling_bytes", next(numbers), 0.5, 1e3, 0.95, 2, **how)
+        ends = 0.5, 1e3, 0.95
+        return Measurement("ceiling_bytes", next(numbers), *ends, 2, (1.0, 2.0), scope=kind)
 
     monkeypatch.setattr(peaks, "measure_ceiling", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)

@@ -13,7 +13,7 @@ import pytest
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 from nanolib.run.process import Died, Late, call_in_process, describe_exit
-from tests.processes import said
+from tests.processes import ended, said
 from tests.waiting import until
 
 HANGING_S = 30
@@ -38,9 +38,13 @@ time.sleep(600)
 
 @pytest.mark.parametrize("platform", [sys.platform, "darwin"])
 def test_a_child_ends_when_its_parent_is_killed(platform):
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-c", _PARENT, _CHILD, platform]
-    parent = subprocess.Popen(command, cwd=checkout(), **pipes)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, _CHILD, platform],
+        cwd=checkout(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     child = psutil.Process(int(parent.stdout.readline()))
     assert parent.stdout.readline() == "alive\n"
     parent.kill()
@@ -50,8 +54,8 @@ def test_a_child_ends_when_its_parent_is_killed(platform):
 
 def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
     other = os.getppid()  # any process except the parent
-    command = [sys.executable, "-c", _CHILD, sys.platform, str(other)]
-    assert subprocess.run(command, cwd=checkout(), timeout=HANGING_S).returncode == -9
+    command = sys.executable, "-c", _CHILD, sys.platform, str(other)
+    assert ended(*command, cwd=checkout()).returncode == -9
 
 
 def _child(**options):
@@ -110,14 +114,14 @@ def fails_after_one(send):
 
 def dies(send):
     send(1)
-    os._exit(3)
+    os._exit(0)
 
 
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
         (fails_after_one, "RuntimeError: no more"),
-        (dies, "the process exited with code 3"),
+        (dies, "the process exited with code 0"),
     ],
 )
 def test_values_come_before_the_reason_why_there_are_no_more(function, reason):

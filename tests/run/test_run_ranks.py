@@ -51,6 +51,5 @@ def test_ranks_that_take_too_long_are_ended_where_they_are(run):
 
 
 def test_what_ranks_cannot_import_is_said(run):
-    body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
     with pytest.raises(RankFailed, match=r"rank 0 of 1 raised ModuleNotFoundError: .*nothing'"):
-        run(body)
+        run(type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"}))

@@ -2,16 +2,14 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.paths import checkout
 from nanolib.run.provenance import git_revision
 from nanolib.store import Store
+from tests import processes
 
 SMALL = """
 attention_types=[dense] quality_attentions=[] seq_lens=[16] num_heads=2 budget_s=2e-2 backward=false
@@ -27,17 +25,15 @@ def _plain_papermill(folder, parameters):
     command += ["-f", str(checkout() / "params" / "quick" / "attention.yml")]
     for pair in parameters.split():
         command += ["-p", *pair.split("=")]
-    environment = os.environ | {"NANOLIB_OUTPUT": str(folder)}
-    rest = {"cwd": folder, "capture_output": True, "text": True, "timeout": 300}
-    return subprocess.run(command, env=environment, **rest)
+    return processes.ended(*command, cwd=folder, env=os.environ | {"NANOLIB_OUTPUT": str(folder)})
 
 
 def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path):
     folder = tmp_path / "results of {label} and {nothing}"
-    command = ["run", "attention", "--label", "mine", "--output", str(folder)]
+    command = ["run", "attention", "--label", "mine", "--output", folder]
     for pair in SMALL.split():
         command += ["-p", pair]
-    ended = CliRunner().invoke(main, command)
+    ended = processes.invoked(*command)
     assert ended.exit_code == 0, ended.output
     table = re.compile(r"^attention done +3 +3 +— +[0-9.]+$", re.MULTILINE)
     assert table.search(ended.output)
@@ -49,14 +45,14 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
     assert run.params["seq_lens"] == [16] and run.git_revision == git_revision()
     assert set(run.versions) >= {"python", "torch", "platform", "torchao", "nanolib", "sources"}
     assert (folder / "attention.ipynb").exists() and (folder / "report" / "index.html").exists()
-    listed = CliRunner().invoke(main, ["runs", "--output", str(folder)])
+    listed = processes.invoked("runs", "--output", folder)
     assert "mine" in listed.output and "done" in listed.output
     ended = _plain_papermill(folder, f"{SMALL} label=mine resume=true")
     assert ended.returncode == 0, ended.stderr
     with Store(folder / "results.sqlite") as store:
         (run,) = store.runs().itertuples()  # all cases were done, so nothing was measured again
     assert (run.status, run.label) == ("done", "mine")
-    ended = CliRunner().invoke(main, [*command, "--resume", "--no-report"])
+    ended = processes.invoked(*command, "--resume", "--no-report")
     assert ended.exit_code == 0 and table.search(ended.output)
 
 

@@ -1,14 +1,15 @@
 """Two agents of torchrun on this machine: rank 0 stores the rows, and a lost node ends the run."""
 
 import os
-import subprocess
 import sys
 
 import psutil
 import pytest
 
 from nanolib.paths import checkout
+from nanolib.run.process import kill_tree
 from tests.ports import free_port
+from tests.processes import ended
 from tests.waiting import until
 
 HANGING_S = 120
@@ -37,8 +38,11 @@ def start(tmp_path):
     """Start two nodes with a rank each."""
     (tmp_path / "params.yml").write_text(PARAMS)
     (tmp_path / "main.py").write_text(MAIN)
-    own = {"PYTHONPATH": str(checkout()), "GLOO_SOCKET_IFNAME": "lo"}
-    own["NANOLIB_OUTPUT"] = str(tmp_path)
+    own = {
+        "PYTHONPATH": str(checkout()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NANOLIB_OUTPUT": str(tmp_path),
+    }
     started = []
 
     def nodes():
@@ -47,19 +51,17 @@ def start(tmp_path):
         main = ["main.py", "distributed", "-f", "params.yml"]
         for node in ("0", "1"):
             with (tmp_path / f"{node}.log").open("w") as log:
-                rest = {"cwd": tmp_path, "env": os.environ | own, "stdout": log, "stderr": log}
-                started.append(psutil.Popen([*torchrun, "--node-rank", node, *main], **rest))
+                command = [*torchrun, "--node-rank", node, *main]
+                started.append(
+                    psutil.Popen(
+                        command, cwd=tmp_path, env=os.environ | own, stdout=log, stderr=log
+                    )
+                )
         return started[-2:]
 
     yield nodes
     for node in started:
-        if node.is_running():
-            _kill(node)
-
-
-def _kill(node):
-    for process in [node, *node.children(recursive=True)]:
-        process.kill()
+        kill_tree(node.pid)
 
 
 def _said(folder):
@@ -69,7 +71,7 @@ def _said(folder):
 def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_path, start, store):
     nodes = start()
     until(lambda: (store.measurements()["status"] == "ok").any(), HANGING_S)
-    _kill(nodes[1])
+    kill_tree(nodes[1].pid)
     assert nodes[0].wait(HANGING_S) == 1
     lost = "RankLost: rank 1 of 2 does not answer; set resume: true, and start all ranks again"
     assert _said(tmp_path).count(lost) == 1
@@ -86,8 +88,9 @@ def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_pat
 
 def test_started_by_itself_it_says_so_in_one_line(tmp_path):
     (tmp_path / "params.yml").write_text("seq_lens: [0]\n")
-    command = [sys.executable, "-m", "nanolib.run.torchrun", "distributed", "-f", "params.yml"]
-    environment = os.environ | {"RANK": "0", "PYTHONPATH": str(checkout())}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert "distributed.seq_lens" in ended.stderr
+    command = sys.executable, "-m", "nanolib.run.torchrun", "distributed", "-f", "params.yml"
+    done = ended(
+        *command, cwd=tmp_path, env=os.environ | {"RANK": "0", "PYTHONPATH": str(checkout())}
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "distributed.seq_lens" in done.stderr

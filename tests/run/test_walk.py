@@ -194,17 +194,15 @@ def _walked(name, field):
     return {value for of_run in values for value in of_run}
 
 
-ALIKE = (
-    "presets",
-    "attention_types",
-)  # a model of each kind, and each attention in its own notebook
-
-
 @pytest.mark.parametrize("name", WALK)
 def test_nothing_that_can_be_asked_for_is_left_out(name):
     for field, info in ALL[name]().Params.model_fields.items():
         (inner, *_) = get_args(info.annotation) or [None]
-        is_list = get_origin(info.annotation) is list and field not in ALIKE
+        # A model of each kind is walked, and each attention in its own notebook.
+        is_list = get_origin(info.annotation) is list and field not in (
+            "presets",
+            "attention_types",
+        )
         if is_list and get_origin(inner) is Literal:
             assert _walked(name, field) == {*get_args(inner)}, field
 

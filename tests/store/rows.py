@@ -30,12 +30,11 @@ LATENCY = Measurement(
 
 
 def make_run(run_id="", label="", machine_id="m1", **rest):
-    rows = {"case1": ({"seq_len": 8, "name": "dense"}, [LATENCY, exact("flops", 42)])}
     values = {
         "experiment": "attention",
         "machine": MACHINE | {"machine_id": machine_id},
         "params": {"seed": 1},
         "label": label,
-        "rows": rows,
+        "rows": {"case1": ({"seq_len": 8, "name": "dense"}, [LATENCY, exact("flops", 42)])},
     }
     return Run(**values | rest | ({"run_id": run_id} if run_id else {}))

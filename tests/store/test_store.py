@@ -44,8 +44,9 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
     store.add(make_run("a"))
     store.add(make_run("b"))
     store.add_power_samples([{"t_s": 1.25, "watts": 3.0, "low": 2.0, "high": 4.0}])
-    joules = [SimpleNamespace(t_s=2.0000004, joules=7.0)]
-    store.add_power_samples(joules, run_id="a", case_id="c", source="mine")
+    store.add_power_samples(
+        [SimpleNamespace(t_s=2.0000004, joules=7.0)], run_id="a", case_id="c", source="mine"
+    )
     with pytest.raises(BadInput, match="has no t_s, or no power"):
         store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # both are refused
     with pytest.raises(BadInput, match="run: nowhere is not in the database; add it first"):
