@@ -26,6 +26,8 @@ from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.numbers import MIB
 from nanolib.stats.intervals import LinkCost, link_cost
 
+# Only the first rank computes these algorithms, and the other ranks wait.
+WHOLE = ("dense", "math")
 _SLOWEST = "perf_counter, slowest rank"
 
 
@@ -85,7 +87,7 @@ class Share:
     def _attend(self, shard: Sequence[Tensor] = (), timer=None) -> Tensor:
         algorithm, is_decoding = self.case.algorithm, self.case.phase == "decode"
         q, k, v = self.tensors[0], *(shard or self.tensors[1:3])
-        if algorithm in ("dense", "math"):  # Only the first rank has keys.
+        if algorithm in WHOLE:  # Only the first rank has keys.
             if self.rank > 0:
                 return q[:, :, :0]
             if is_decoding:  # This is faster than the dense kernel if heads share keys.
@@ -171,9 +173,9 @@ class Launch:
         """
         name, scope, traffic = case.algorithm, case.phase, case.traffic()
         yield self.latency(name, scope)
-        for other in (other for other in self.answers[0]["found"] if other != name):
+        for other in self.answers[0]["found"]:
             row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
-            if row:
+            if row and other != name:
                 yield replace(row, flags=(*row.flags, *self.flags))
         found = [answer["found"][name] for answer in self.answers]
         yield exact(
