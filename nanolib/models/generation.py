@@ -35,15 +35,18 @@ class Generation:
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning, and choose the first token after the prompt."""
-        self.cache.length = 0
+        self.forget()
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
         """Read the last token, and return the next token's logits, shape [batch, vocab_size]."""
+        self._restart_at_end()
+        return self.model.decode(self.token, self.cache)
+
+    def _restart_at_end(self):
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
-        return self.model.decode(self.token, self.cache)
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -89,8 +92,7 @@ class CapturedGeneration(Generation):
     @torch.no_grad()
     def decode(self) -> None:
         """Read the last token, and choose the next token."""
-        if self.cache.length == self._start + self.new_tokens:
-            self.cache.length = self._start
+        self._restart_at_end()
         self._position.fill_(self.cache.length)
         if self._graph is None:
             self._graph = optimize.captured(self._step)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from nanolib.measurement import Unsupported
 
 Forward = Callable[[Tensor], Tensor]
-_WARM_CALLS = 3
 _COPIES = itertools.count()
 _STEPS = ("inference", "training")
 # Modes to which each optimization applies.
@@ -93,7 +92,7 @@ def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
-        for _ in range(_WARM_CALLS):
+        for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):

@@ -17,7 +17,6 @@ from nanolib.models.user import logits_of
 from nanolib.paths import expanded
 
 TEXT_VOCAB_SIZE = 256
-Rate = Callable[[int], float]
 # With these parameters, the notebooks that measure a user's model skip the loss.
 WITHOUT_LOSS = (
     "train: false in notebook model, directions: [forward] in warmup, "
@@ -117,7 +116,7 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 def train(
     model: nn.Module,
     batches: Iterable[Tensor],
-    rate: float | Rate,
+    rate: float | Callable[[int], float],
     *,
     autocast: torch.dtype | None = None,
     clip: float | None = None,

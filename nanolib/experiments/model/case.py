@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.look import Counted, count_by_formula, count_by_running, look_at
+from nanolib.experiments.model.look import (
+    Counted,
+    count_by_formula,
+    count_by_running,
+    look_at,
+    work_of_mask,
+)
 from nanolib.experiments.model.steps import (
     Generating,
     Inferring,
@@ -19,7 +25,7 @@ from nanolib.experiments.model.steps import (
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.flops import count_flops
 from nanolib.meters.tensor_bytes import storage_bytes
-from nanolib.models import attention, create_model
+from nanolib.models import create_model, generate_random_batch
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.user import (
@@ -102,8 +108,7 @@ class ModelCase(Case):
         The ids are below 256 and below the size of the vocabulary, if nanolib knows this size.
         """
         tokens = min(_MOST_TOKENS, getattr(self.config, "vocab_size", _MOST_TOKENS))
-        shape, generator = (self.batch_size, self.seq_len + 1), torch.Generator().manual_seed(seed)
-        return torch.randint(tokens, shape, generator=generator).to(self.device)
+        return generate_random_batch(self.batch_size, self.seq_len + 1, tokens, self.device, seed)
 
     def step(self, seed: int | None = None, model: nn.Module | None = None) -> Step:
         """Build the calls whose time and memory are measured.
@@ -126,9 +131,7 @@ class ModelCase(Case):
             return ""
         if self.attention_type == "flex":
             return UNCOUNTED
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
-        mask = {"causal": True, "options": options, "heads": self.config.num_heads}
-        known = attention.work(self.attention_type, self.seq_len, self.seq_len, **mask)
+        known = work_of_mask(self.config, self.seq_len, self.seq_len)
         return "" if known else "the mask depends on the input"
 
     @property

@@ -111,7 +111,6 @@ class Training(Step):
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         super().__init__(model.train(), ids, optimization)
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        self._loss = torch.zeros(())
         self.phases = {
             "forward": self.forward,
             "backward": self.backward,
