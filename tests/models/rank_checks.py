@@ -30,7 +30,6 @@ def _decode_shapes(world):
         (1, 8, 2, Sharding.contiguous(257, world)),
         (3, 8, 2, Sharding.from_lengths([*empty, 1])),
         (2, 8, 8, Sharding.from_lengths(uneven)),
-        (1, 4, 2, Sharding.zigzag(24, world)),
     )
 
 

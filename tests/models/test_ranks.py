@@ -138,7 +138,6 @@ def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
-    layout, pairs = Sharding.zigzag(8 * world, world), torch.arange(1, 8 * world + 1)
-    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(world)}) == 1
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs():
+    layout, pairs = Sharding.zigzag(32, 4), torch.arange(1, 33)
+    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(4)}) == 1
