@@ -12,7 +12,6 @@ from nanolib.models import optimize
 from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
-WITHOUT_DECODING = "new_tokens: 0 in notebook model, or phases: [training_step] in notebook energy"
 # Models of the package `transformers` take and return their cache under one of these names.
 _CACHES = ("past_key_values", "cache_params")
 
@@ -208,5 +207,6 @@ def generation_of(
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither the methods new_cache, prefill and decode nor a cache "
-        f"of the package transformers; to leave decoding out, set {WITHOUT_DECODING}"
+        "of the package transformers; to leave decoding out, set new_tokens: 0 in notebook model, "
+        "or phases: [training_step] in notebook energy"
     )

@@ -84,8 +84,9 @@ class OwnModelParams(shared.Params):
             BadInput: The model does not exist.
         """
         if runs_code(self.model):
-            wanted = (getattr(case, "model_case", case) for case in cases if case.runs_code)
-            look_at_code(self.model, [case.planned_as for case in wanted])
+            look_at_code(
+                [getattr(case, "model_case", case).planned_as for case in cases if case.runs_code]
+            )
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> None:
@@ -101,8 +102,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         BadInput: The class does not exist, or the configuration is not valid.
         Unsupported: The package transformers is not installed.
     """
-    config = hugging_face_config(name, options)
-    context = context_length(config)
+    context = context_length(hugging_face_config(name, options))
     if context is not None and longest > context:
         raise BadInput(
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "

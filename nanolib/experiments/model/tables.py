@@ -102,8 +102,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shape(table: pd.DataFrame) -> list[str]:
-    lines = table.itertuples()
-    return [f"{line.attention_type}, {line.batch_size:.0f}, {line.dtype}" for line in lines]
+    return [
+        f"{line.attention_type}, {line.batch_size:.0f}, {line.dtype}" for line in table.itertuples()
+    ]
 
 
 @table_of("model", "mode")

@@ -185,11 +185,7 @@ def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
     return block_loops.Schedule(converted, together, *buffers)
 
 
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="nanolib-heads")
-
-
+_pool = functools.cache(ThreadPoolExecutor)
 _COMPILING = threading.Lock()  # In Python 3.11, parsing code in two threads at once can fail.
 
 

@@ -30,8 +30,7 @@ def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> 
 
     Query i has position kv_len - q_len + i, and sees no key after that position.
     """
-    whole = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)
-    return whole.tril_(kv_len - q_len)
+    return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril_(kv_len - q_len)
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:

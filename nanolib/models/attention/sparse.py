@@ -86,7 +86,7 @@ def attend(
     )
     mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:
-        found.append((choose_mask(q, k, **given) if by_flex else mask).work)
+        found.append(choose_mask(q, k, **given).work)
     if by_flex:
         return _attend_by_flex(q, k, v, mask, options)
     return block_sparse.attend(q, k, v, mask)
@@ -201,7 +201,7 @@ def forget_masks() -> None:
         cached.cache_clear()
 
 
-def flex_unsupported(device: str, backward: bool, backend: str = "auto") -> str:
+def flex_unsupported(device: str, backward: bool, backend: str) -> str:
     """Return why FlexAttention cannot run on a device, or an empty string."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:

@@ -111,8 +111,8 @@ def _gather(call: _Decode) -> Tensor:
         parts = call.ranks.all_gather(packed)
     with call.ranks.time("comp_final_output"):
         out, lse = parts[..., :-1], parts[..., -1]
-        weight = torch.exp(lse - finite(lse.amax(dim=0)))
-        return (out * weight[..., None]).sum(dim=0) / weight.sum(dim=0).clamp(min=1)[..., None]
+        weights = torch.softmax(lse, dim=0).nan_to_num()  # Without any key, weights are 0 / 0.
+        return (out * weights[..., None]).sum(dim=0)
 
 
 def _ring(call: _Decode) -> Tensor:
