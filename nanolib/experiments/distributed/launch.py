@@ -47,11 +47,12 @@ def draw(case, layout: Sharding, rank: int, seed: int, device: torch.device) -> 
     tensors = []
     for heads in counts:
         is_query = case.phase == "decode" and not tensors
-        length, total = (1, 1) if is_query else (layout.length(rank), case.seq_len)
+        length, total = (1, 1) if is_query else (layout.lengths[rank], case.seq_len)
         part = torch.empty(case.batch_size, heads, length, case.head_dim, **like)
         for head in part.split(1, dim=1):
-            shape = (case.batch_size, 1, total, case.head_dim)
-            whole = torch.randn(shape, generator=generator, **like)
+            whole = torch.randn(
+                case.batch_size, 1, total, case.head_dim, generator=generator, **like
+            )
             head.copy_(whole if is_query else layout.take(whole, rank))
         tensors.append(part)
     if case.phase == "training":

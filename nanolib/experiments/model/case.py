@@ -208,9 +208,10 @@ class ModelCase(Case):
         count = self.counted(run=True).count
         predicted = self.predict(ceilings)
         model = self.build(params.seed)
-        size, memory = sum(x.numel() for x in model.parameters()), storage_bytes(model.parameters())
-        for metric, value in (("parameters", size), ("weight_memory", memory / MIB)):
-            yield exact(metric, value, method="count", predicted=predicted[metric])
+        size = sum(x.numel() for x in model.parameters())
+        yield exact("parameters", size, method="count", predicted=predicted["parameters"])
+        mib = storage_bytes(model.parameters()) / MIB
+        yield exact("weight_memory", mib, method="count", predicted=predicted["weight_memory"])
         step = self.step(params.seed, model)
         # A training step changes the weights, so the comparison comes before the timing.
         yield from step.against_eager(self.optimization)
@@ -258,8 +259,16 @@ class ModelWorkCase(Case):
         kind = "own"
         if self.preset in PRESETS:
             kind = self.overrides.get("attention_type", "dense")
-        named = (self.device, self.name, self.preset, self.overrides, kind)
-        return (*named, self.seq_len, self.batch_size, self.dtype)
+        return (
+            self.device,
+            self.name,
+            self.preset,
+            self.overrides,
+            kind,
+            self.seq_len,
+            self.batch_size,
+            self.dtype,
+        )
 
     @property
     def runs_code(self) -> bool:

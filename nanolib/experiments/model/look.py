@@ -98,9 +98,9 @@ def without_data(own: bool) -> Iterator[None]:
         yield
 
 
-_LOOKS: dict[str, Look] = {}
-_BLOCKS: dict[str, tuple[str, int]] = {}
-_STACKS: dict[str, StackMemory] = {}
+_LOOKS = {}  # `case_id` → `Look`
+_BLOCKS = {}  # Model and its options → result of `blocks_of`
+_STACKS = {}  # `case_id` → `StackMemory`
 
 
 def look_at(case) -> Look:

@@ -142,8 +142,14 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).iterrows():
         parts = largest_parts(row["parts"])
-        columns = {"seq_len": row["seq_len"], "name": row["label"], "call": call_of(row)}
-        tables.append(parts.assign(run_id=row["run_id"], mib=parts["size"] / MIB, **columns))
+        parts = parts.assign(
+            run_id=row["run_id"],
+            seq_len=row["seq_len"],
+            name=row["label"],
+            call=call_of(row),
+            mib=parts["size"] / MIB,
+        )
+        tables.append(parts)
     return pd.concat(tables, ignore_index=True)
 
 

@@ -258,7 +258,7 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
-PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
+PATTERNS = {
     "window": window,
     "local_global": local_global,
     "strided": strided,

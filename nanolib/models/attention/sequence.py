@@ -114,7 +114,7 @@ class _Ring(torch.autograd.Function):
                     grad += more
             del keys, values
             if ranks.world > 1:
-                back = ranks.hop(grads, layout.length((owner - 1) % ranks.world))
+                back = ranks.hop(grads, layout.lengths[owner - 1])
         if back is not None:
             grads = back()
         return grad_q, *grads, *(None,) * 4  # Autograd converts the gradients.
@@ -127,7 +127,7 @@ def rotate(
     hop = None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
-        is_last, length = step == ranks.world - 1, layout.length((owner - 1) % ranks.world)
+        is_last, length = step == ranks.world - 1, layout.lengths[owner - 1]
         if overlap and not is_last:
             with ranks.time("comm_hop"):
                 hop = ranks.hop(current, length)
@@ -194,19 +194,18 @@ def ulysses_attention(
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
     ranks.check(layout, q, k)
-    lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
             "layout: has several pieces per rank; give one, since Ulysses needs no zigzag"
         )
     with ranks.time("comm_all_to_all"):
-        whole = [_exchange(x, True, lengths, ranks) for x in (q, k, v)]
+        whole = [_exchange(x, True, layout.lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
         if q.device.type == "cpu":  # All algorithms across ranks compute in the wide dtype.
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend("dense", *whole, causal=causal).to(q.dtype)
     with ranks.time("comm_all_to_all"):
-        return _exchange(out, False, lengths, ranks)
+        return _exchange(out, False, layout.lengths, ranks)
 
 
 def _exchange(x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:

@@ -38,7 +38,7 @@ from nanolib.models.attention.reference import Work, tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
-_WATCHED: list[list[Work]] = []
+_WATCHED = []  # The lists of `watched_work`.
 
 
 class FlexOptions(Options):
@@ -80,9 +80,9 @@ def attend(
         Unsupported: FlexAttention has no kernel for the device and backend, or no backward pass.
     """
     given = {"causal": causal, "options": options, "scores": scores}
-    shape = q.shape[-1], q.shape[2], options.block_size
     by_flex = isinstance(options, FlexOptions) or (
-        uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
+        uses_flex(q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size)
+        and not _is_counted()
     )
     mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:

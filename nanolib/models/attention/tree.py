@@ -150,10 +150,10 @@ def _pass_q(call: _Decode) -> Tensor:
             merge(state[0, ..., head_dim:-1], state[0, ..., -1], *part)
     with ranks.time("comm_gather"):
         # At the end, rank r has the share of rank r + 1. Padding gives all shares the same size.
-        missing = max(map(shares.length, range(world))) - state.shape[2]
+        missing = max(shares.lengths) - state.shape[2]
         parts = ranks.all_gather(pad(state[..., head_dim:-1], (0, 0, 0, 0, 0, missing)))
     with ranks.time("comp_final_output"):
-        found = [parts[rank - 1][:, :, : shares.length(rank)] for rank in range(world)]
+        found = [parts[rank - 1][:, :, :length] for rank, length in enumerate(shares.lengths)]
         return torch.cat(found, dim=2).reshape(call.q.shape)
 
 
