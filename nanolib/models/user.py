@@ -269,7 +269,7 @@ def known_options(name: str) -> list[str]:
     config_class = model_class.config_class  # It silently accepts names that it does not declare.
     names = {"attn_implementation", *config_class.attribute_map}
     for base in config_class.__mro__:
-        names |= {*inspect.signature(base.__init__).parameters} - {"self", "args", "kwargs"}
+        names |= {*inspect.signature(base.__init__).parameters}
     for module in {base.__module__ for base in (model_class, *config_class.__mro__[:-1])}:
         names |= {*_READ_OPTION.findall(inspect.getsource(sys.modules[module]))}
     return sorted(name for name in names if not name.startswith("_"))

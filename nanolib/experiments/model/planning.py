@@ -14,8 +14,15 @@ from nanolib.measurement import BadInput, MemoryKind, cause, shown
 from nanolib.models.user import known_options
 
 # These fields describe a config file, not a model.
-_NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
-_NO_FIELDS |= {"transformers_version", "_name_or_path"}
+_NO_FIELDS = {
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+}
 
 
 @dataclass(frozen=True)

@@ -67,16 +67,7 @@ def ring_attention(
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx,
-        q,
-        k,
-        v,
-        causal: bool,
-        layout: Sharding,
-        ranks: Ranks,
-        overlap: bool,
-    ):
+    def forward(ctx, q, k, v, causal: bool, layout: Sharding, ranks: Ranks, overlap: bool):
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
         for owner, keys, values in rotate([k, v], layout, ranks, overlap):

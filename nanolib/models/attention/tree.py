@@ -131,9 +131,9 @@ def _ring(call: _Decode) -> Tensor:
 def _pass_q(call: _Decode) -> Tensor:
     """Pass shares of the queries and their partial results around the ranks, but no keys."""
     ranks, (batch, kv_heads, _, head_dim) = call.ranks, call.k.shape
-    world, heads = ranks.world, batch * kv_heads
+    heads = batch * kv_heads
     # Queries of one key head stay together, so a rank reads the keys of each head only once.
-    shares = Sharding.contiguous(heads, world)
+    shares = Sharding.contiguous(heads, ranks.world)
     q, *keys = (x.reshape(1, 1, heads, -1, head_dim) for x in (call.q, call.k, call.v))
     with ranks.time("comp_num_den"):
         queries = shares.take(q, ranks.rank)
