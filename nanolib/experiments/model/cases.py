@@ -84,9 +84,8 @@ class OwnModelParams(shared.Params):
             BadInput: The model does not exist.
         """
         if runs_code(self.model):
-            look_at_code(
-                [getattr(case, "model_case", case).planned_as for case in cases if case.runs_code]
-            )
+            wanted = (getattr(case, "model_case", case) for case in cases if case.runs_code)
+            look_at_code(self.model, [case.planned_as for case in wanted])
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> None:

@@ -113,27 +113,28 @@ def look_at(case) -> Look:
     """
     if case.case_id not in _LOOKS:
         if case.runs_code:
-            look_at_code([case])
+            look_at_code(case.preset, [case])
         else:
             _LOOKS[case.case_id] = _look(case)
     return _LOOKS[case.case_id]
 
 
-def look_at_code(cases: Sequence[Any]) -> None:
+def look_at_code(name: str, cases: Sequence[Any]) -> None:
     """Find the memory and the work of all cases of a user's code, in one separate process.
 
     Args:
-        cases: Cases of type `ModelCase`, of one model.
+        name: Name of the model's function, such as `package.module:build`.
+        cases: Cases of type `ModelCase`. Without cases, nanolib only checks the name.
 
     Raises:
         BadInput: The model does not exist.
     """
     wanted = {case.case_id: case for case in cases if case.case_id not in _LOOKS}
-    if not wanted:
+    if cases and not wanted:
         return
     looks, reason = [], ""
     try:
-        for look in call_in_process(_send_looks, [*wanted.values()], limit_s=_LIMIT_S):
+        for look in call_in_process(_send_looks, name, [*wanted.values()], limit_s=_LIMIT_S):
             looks.append(look)
     except Died as error:
         reason = str(error)
@@ -141,8 +142,8 @@ def look_at_code(cases: Sequence[Any]) -> None:
     _LOOKS.update(zip(wanted, looks, strict=False))
 
 
-def _send_looks(send: Callable[[Look], None], cases: Sequence[Any]):
-    resolve(cases[0].preset)
+def _send_looks(send: Callable[[Look], None], name: str, cases: Sequence[Any]):
+    resolve(name)
     for case in cases:
         send(_look(case))
 

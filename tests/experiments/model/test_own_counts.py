@@ -100,7 +100,7 @@ def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states():
     learns, frozen = (
         case("training", model, {"frozen": frozen}, (n, 1)) for frozen in (False, True)
     )
-    look_at_code([learns.planned_as, frozen.planned_as])  # both in one process
+    look_at_code(model, [learns.planned_as, frozen.planned_as])  # both in one process
     for asked, flops, learning in (
         (learns, 6 * (body + head), 256 * 32 + body + head),
         (frozen, 2 * body + 4 * head, head),
