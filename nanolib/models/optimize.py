@@ -81,8 +81,9 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
         function: A Python function that is not a method.
     """
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_COPIES)}")
-    kept = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own = types.FunctionType(code, *kept)
+    own = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
     own.__kwdefaults__ = function.__kwdefaults__
     return own
 

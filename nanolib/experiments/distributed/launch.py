@@ -175,8 +175,9 @@ class Launch:
         name, scope, traffic = case.algorithm, case.phase, case.traffic()
         yield self.latency(name, scope)
         for other in self.answers[0]["found"]:
-            row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
-            if row and other != name:
+            if other == name:
+                continue
+            if row := speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}"):
                 yield replace(row, flags=(*row.flags, *self.flags))
         found = [answer["found"][name] for answer in self.answers]
         yield exact(

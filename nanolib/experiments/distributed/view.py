@@ -93,9 +93,9 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = pick(rows, "component_time")
     found = found[~found["scope"].isin(["compute", "communication"])]
     words = {"^comp_": "compute: ", "^comm_": "communication: ", "_": " "}
-    found = found.assign(component=found["scope"].replace(words, regex=True))
     found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
+    found = found.assign(component=found["scope"].replace(words, regex=True))
     ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
     return _add_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
 

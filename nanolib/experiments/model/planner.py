@@ -155,7 +155,7 @@ class Use:
     def remedy(self) -> str:
         """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
         peak, by_kind = self.breakdown.peak, self.breakdown.by_kind
-        kind = max(by_kind, key=lambda kind: by_kind[kind])
+        kind = max(by_kind, key=by_kind.get)
         ways = [
             f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
         ]

@@ -128,8 +128,9 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
     found = found.drop_duplicates(MODEL[1:])
     label = found["name"]
-    for varying in (name for name in MODEL[2:] if found[name].nunique() > 1):
-        label = label + ", " + found[varying]
+    for name in MODEL[2:]:
+        if found[name].nunique() > 1:
+            label = label + ", " + found[name]
     return found.assign(label=label)
 
 

@@ -256,8 +256,9 @@ def make_plan(
         keys, unit = keys[keys < reach], math.gcd(key_size, reach, kv_len)
         kept = mask_mod(*head, np.arange(start, stop)[:, None], keys[begin:])
         first = int(np.append(kept.all(axis=0), False).argmin())
-        rows, pieces, hidden = (start, stop), keys[::unit] // unit, ~kept[:, first:]
-        blocks.append(QueryBlock(rows, unit, pieces, begin + first, hidden))
+        blocks.append(
+            QueryBlock((start, stop), unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
+        )
     return tuple(blocks)
 
 

@@ -100,8 +100,8 @@ def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
 
     Each tile has the side `BLOCK_SIZE`.
     """
-    kept, columns = allowed_pairs(q_len, kv_len, causal), tile_count(kv_len, BLOCK_SIZE)
+    kept = allowed_pairs(q_len, kv_len, causal)
     rows = [min(start + BLOCK_SIZE, q_len) for start in range(0, q_len, BLOCK_SIZE)]
     keys = (stop + kv_len - q_len if causal else kv_len for stop in rows)
     kept_tiles = sum(tile_count(length, BLOCK_SIZE) for length in keys)
-    return Work(kept, kept, kept_tiles, len(rows) * columns)
+    return Work(kept, kept, kept_tiles, len(rows) * tile_count(kv_len, BLOCK_SIZE))
