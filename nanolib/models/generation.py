@@ -12,7 +12,6 @@ from nanolib.models import optimize
 from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
-WITHOUT_DECODING = "new_tokens: 0 in notebook model, or phases: [training_step] in notebook energy"
 # Models of the package `transformers` take and return their cache under one of these names.
 _CACHES = ("past_key_values", "cache_params")
 
@@ -35,15 +34,18 @@ class Generation:
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning, and choose the first token after the prompt."""
-        self.cache.length = 0
+        self.forget()
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
         """Read the last token, and return the next token's logits, shape [batch, vocab_size]."""
+        self._restart_at_end()
+        return self.model.decode(self.token, self.cache)
+
+    def _restart_at_end(self):
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
-        return self.model.decode(self.token, self.cache)
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -89,8 +91,7 @@ class CapturedGeneration(Generation):
     @torch.no_grad()
     def decode(self) -> None:
         """Read the last token, and choose the next token."""
-        if self.cache.length == self._start + self.new_tokens:
-            self.cache.length = self._start
+        self._restart_at_end()
         self._position.fill_(self.cache.length)
         if self._graph is None:
             self._graph = optimize.captured(self._step)
@@ -206,5 +207,6 @@ def generation_of(
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither the methods new_cache, prefill and decode nor a cache "
-        f"of the package transformers; to leave decoding out, set {WITHOUT_DECODING}"
+        "of the package transformers; to leave decoding out, set new_tokens: 0 in notebook model, "
+        "or phases: [training_step] in notebook energy"
     )

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from nanolib.measurement import Unsupported
 
 Forward = Callable[[Tensor], Tensor]
-_WARM_CALLS = 3
 _COPIES = itertools.count()
 _STEPS = ("inference", "training")
 # Modes to which each optimization applies.
@@ -82,8 +81,9 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
         function: A Python function that is not a method.
     """
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_COPIES)}")
-    kept = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own = types.FunctionType(code, *kept)
+    own = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
     own.__kwdefaults__ = function.__kwdefaults__
     return own
 
@@ -93,7 +93,7 @@ def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
-        for _ in range(_WARM_CALLS):
+        for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph):

@@ -17,12 +17,6 @@ from nanolib.models.user import logits_of
 from nanolib.paths import expanded
 
 TEXT_VOCAB_SIZE = 256
-Rate = Callable[[int], float]
-# With these parameters, the notebooks that measure a user's model skip the loss.
-WITHOUT_LOSS = (
-    "train: false in notebook model, directions: [forward] in warmup, "
-    "phases: [prefill] in energy, or modes: [forward] in fp8"
-)
 
 
 @functools.lru_cache(maxsize=4)
@@ -86,9 +80,10 @@ def text_batches(
             f"corpus: the text has {len(data)} bytes, and a sequence needs {length}; "
             "give a longer text"
         )
+    sequences = data.unfold(0, length, 1)  # A view of all sequences in the text.
     for _ in range(count):
-        starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
-        yield torch.stack([data[start : start + length] for start in starts]).long().to(device)
+        drawn = torch.randint(len(sequences), (batch_size,), generator=generator)
+        yield sequences[drawn].long().to(device)
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
@@ -109,7 +104,8 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         raise Unsupported(
             f"the model returns {each if shape else type(logits).__name__}, and a loss needs "
             f"{[wanted.shape[1], 'vocab']}; return them, or an object with .logits, or leave the "
-            f"loss out with {WITHOUT_LOSS}"
+            "loss out with train: false in notebook model, directions: [forward] in warmup, "
+            "phases: [prefill] in energy, or modes: [forward] in fp8"
         )
     return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten())
 
@@ -117,7 +113,7 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 def train(
     model: nn.Module,
     batches: Iterable[Tensor],
-    rate: float | Rate,
+    rate: float | Callable[[int], float],
     *,
     autocast: torch.dtype | None = None,
     clip: float | None = None,

@@ -31,10 +31,12 @@ class KVCache:
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
     ):
-        layers, dtype = range(config.num_layers), getattr(torch, config.dtype)
+        dtype = getattr(torch, config.dtype)
 
         def buffers(*shape: int) -> list[Tensor]:
-            return [torch.empty(shape, dtype=dtype, device=device) for _ in layers]
+            return [
+                torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            ]
 
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
         self.keys, self.values = buffers(*shape), buffers(*shape)

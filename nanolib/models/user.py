@@ -21,8 +21,6 @@ from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, show
 # The name of a function within JSON. The group is the first part of the name of its module.
 _NAME = re.compile(r'"([^\W\d]\w*)(?:\.\w+)*:[^\W\d]\w*"')
 _HF = "hf:"
-# Configurations of the package `transformers` have the number of blocks in one of these fields.
-_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # The code of the package `transformers` reads options from a configuration or keyword arguments.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
 
@@ -91,7 +89,8 @@ def code_digest(values) -> str:
             if found := importlib.util.find_spec(name):
                 folders = found.submodule_search_locations or ()
                 files.update(*(Path(folder).rglob("*.py") for folder in folders))
-                files.update([Path(found.origin)] if found.origin else [])
+                if found.origin:
+                    files.add(Path(found.origin))
     content = b"".join(file.read_bytes() for file in sorted(filter(Path.is_file, files)))
     return hashlib.sha256(content).hexdigest()[:12] if files else ""
 
@@ -268,18 +267,12 @@ def known_options(name: str) -> list[str]:
     """
     model_class = _hugging_face_class(name)
     config_class = model_class.config_class  # It silently accepts names that it does not declare.
-    names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
+    names = {"attn_implementation", *config_class.attribute_map}
     for base in config_class.__mro__:
-        names |= {*inspect.signature(base.__init__).parameters} - {"self", "args", "kwargs"}
+        names |= {*inspect.signature(base.__init__).parameters}
     for module in {base.__module__ for base in (model_class, *config_class.__mro__[:-1])}:
         names |= {*_READ_OPTION.findall(inspect.getsource(sys.modules[module]))}
     return sorted(name for name in names if not name.startswith("_"))
-
-
-def layers_field(config) -> str:
-    """Return the name of the field with the number of blocks, or an empty string."""
-    known = config.to_dict()
-    return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
 def context_length(config) -> int | None:

@@ -139,7 +139,6 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
             links.append({"scope": scope, "messages": messages, "sent": sent})
             blocks[scope] = [1e3 * (alpha * messages + beta * sent)] * 8
     fitted, rows = link_rows(Launch([{"links": links, "blocks": blocks}] * 2))
-    assert (fitted.alpha, fitted.beta) == pytest.approx((alpha, beta))
     found = {row.metric: row.estimate for row in rows}
     assert (found["link_latency"], found["link_bandwidth"]) == pytest.approx((0.2, 1e9))
     assert max(map(abs, fitted.residuals)) < 1e-6

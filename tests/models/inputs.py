@@ -1,7 +1,6 @@
 """Inputs of attention, references for them, and when the two agree."""
 
 import torch
-from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.attention.sparse import choose_mask
@@ -86,12 +85,6 @@ def masked_by(inputs, causal, options):
     rows = torch.arange(mask.q_len)
     dense = [mask.elements(b, h, rows) for b in range(batch) for h in range(heads)]
     return torch.stack(dense).unflatten(0, (batch, heads)), mask
-
-
-def uncompiled(q, k, v, *, block_mask, **_):
-    """FlexAttention by its math path, in place of `sparse.compiled`'s kernel."""
-    scale = q.shape[-1] ** -0.5
-    return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 
 
 def kept_tiles(elements, tile):

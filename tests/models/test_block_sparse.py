@@ -11,7 +11,7 @@ from nanolib.models import attention
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.reference import masked_attention
 from nanolib.models.attention.sparse import Options
-from tests.models.inputs import REQUIRED, agrees, masked_by, qkv
+from tests.models.inputs import agrees, masked_by, qkv
 
 
 @pytest.mark.parametrize("pattern", ["window", "random"])
@@ -32,9 +32,7 @@ def test_torchscript_compiles_the_loops(name):
     assert isinstance(block_sparse.compiled_loop(name), torch.jit.ScriptFunction)
 
 
-@pytest.mark.parametrize(
-    ("threads", "heads", "shares"), [(4, 3, 3), (2, 4, 2), (1, 3, 1), (4, 1, 1)]
-)
+@pytest.mark.parametrize(("threads", "heads", "shares"), [(4, 3, 3), (2, 4, 2), (4, 1, 1)])
 def test_heads_are_shared_among_threads(monkeypatch, threads, heads, shares):
     """Each thread computes on its share of the cores."""
     seen, before = [], torch.get_num_threads()
@@ -62,7 +60,8 @@ SPARSE = {"window": 70, "global_tokens": 20, "random_tokens": 20, "block_size": 
 @pytest.mark.parametrize(
     ("name", "batch", "kv_heads", "length", "dtype", "causal"),
     [
-        *((name, 2, 4, 500, "float32", True) for name in ("math", "bigbird", "document")),
+        ("math", 2, 4, 500, "float32", True),
+        ("bigbird", 2, 4, 500, "float32", True),
         ("random", 2, 2, 500, "float32", False),
         ("local_global", 3, 2, 500, "bfloat16", True),
         ("local_global", 3, 2, 30, "bfloat16", True),
@@ -72,8 +71,7 @@ def test_a_plan_is_the_live_peak(name, batch, kv_heads, length, dtype, causal):
     """Of a pattern of sparse attention, or of a backend of dense attention."""
     kind, options = "dense", {"backend": name}
     if name != "math":
-        kind, required = "sparse", REQUIRED.get(name, {})
-        options = SPARSE | {"pattern": name} | required
+        kind, options = "sparse", SPARSE | {"pattern": name}
     shape = length, batch, dtype, 4, kv_heads, 16, causal
     case = AttentionCase("cpu", name, kind, options, *shape, backward=True)
     for work in case.workloads(*case.inputs(0)):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
+from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.models import attention
@@ -14,15 +15,10 @@ from nanolib.models.attention import sparse
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention
-from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv, uncompiled
+from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv
 
 GROUPED, CACHED = (2, 4, 2, 97, 97), (1, 4, 1, 45, 97)
-
-
-def _options(pattern):
-    options = {"window": 20, "global_tokens": 5, "random_tokens": 9, "block_size": 16}
-    options |= {"pattern": pattern} | REQUIRED.get(pattern, {})
-    return sparse.Options(**options)
+SIZES = {"window": 20, "global_tokens": 5, "random_tokens": 9, "block_size": 16}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +31,8 @@ def test_outputs_and_gradients_are_those_of_the_reference(
 ):
     monkeypatch.setattr(sparse, "kernel_tile", lambda device, block_size: tile)
     sparse.forget_masks()
-    inputs, options = qkv(*shape, seed=1), _options(pattern)
+    options = sparse.Options(pattern=pattern, **SIZES, **REQUIRED.get(pattern, {}))
+    inputs = qkv(*shape, seed=1)
     elements, _ = masked_by(inputs, causal, options)
     mask = sparse.choose_mask(*inputs[:2], causal=causal, options=options, by_flex=True)
     kept, whole = kept_tiles(elements, tile)
@@ -45,7 +42,8 @@ def test_outputs_and_gradients_are_those_of_the_reference(
         (kept & ~whole, mask.kv_num_blocks, mask.q_num_blocks),
     ):
         assert (by_row == of.sum(dim=-1)).all() and (by_column == of.sum(dim=-2)).all()
-    out = uncompiled(*inputs, block_mask=mask)
+    how = (lambda score, *_: score), mask.as_tuple(), 16**-0.5, {}, (), ()
+    out, *_ = operation(*inputs, *how)  # by its math path, which is not compiled
     assert agrees(out, masked_attention(*inputs, elements), inputs)
 
 

@@ -12,7 +12,6 @@ from nanolib.meters.flops import count_flops
 from nanolib.meters.latency import measure_phases
 from nanolib.meters.sampler import Timing
 from nanolib.models.generation import Generation
-from nanolib.run.case import timed_call_ms
 from tests.experiments import own
 
 
@@ -36,8 +35,6 @@ def test_autocast_costs_digits_and_says_how_many(model):
     name = "autocast_bfloat16"
     (logits,) = Inferring(model, IDS[:, :-1], name).against_eager(name)
     assert 1e-4 < logits.estimate < 3e-2
-    (loss,) = Training(model, IDS, name).against_eager(name)
-    assert 0 < loss.estimate < 3e-2
 
 
 def test_what_cannot_be_checkpointed_says_so():
@@ -77,10 +74,9 @@ class _Block(torch.nn.Module):
 def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled():
     model = torch.nn.Sequential(torch.nn.Embedding(8, 8), *map(_Block, range(5)))
     step = Inferring(model, torch.zeros(1, 4, dtype=torch.int64), "compile")
-    with torch._dynamo.config.patch(recompile_limit=4):
-        for call in (step, lambda: timed_call_ms(step)):
-            with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-                call()
+    refused = pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit)
+    with torch._dynamo.config.patch(recompile_limit=4), refused:
+        step()
     torch._dynamo.reset()
 
 
@@ -99,12 +95,11 @@ def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch):
 
 
 class Dropping(torch.nn.Module):
-    """A model with dropout, and with a weight that gets no gradient."""
+    """A model with dropout."""
 
     def __init__(self):
         super().__init__()
         self.embedding, self.head = torch.nn.Embedding(300, 16), torch.nn.Linear(16, 300)
-        self.unused = torch.nn.Linear(3, 3)
 
     def forward(self, ids):
         return torch.nn.functional.dropout(

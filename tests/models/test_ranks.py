@@ -85,7 +85,7 @@ def test_with_overlap_keys_travel_while_their_rank_computes(overlap, order):
         return lambda: events.append("wait") or [(owner - 1) % 3] * 2
 
     ranks = SimpleNamespace(rank=0, world=3, hop=hop, time=lambda name: nullcontext())
-    layout = SimpleNamespace(length=lambda rank: 4)
+    layout = SimpleNamespace(lengths=[4] * 3)
     for owner, *current in sequence.rotate([0, 0], layout, ranks, overlap):
         assert current == [owner, owner]
         events.append(f"compute {owner}")
@@ -133,12 +133,11 @@ def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most
     layout, positions = make(total, world), torch.arange(total)
     parts = [layout.take(positions, rank, dim=0) for rank in range(world)]
     assert torch.equal(torch.cat(parts).sort().values, positions)
-    assert [len(part) for part in parts] == [layout.length(rank) for rank in range(world)]
+    assert [len(part) for part in parts] == layout.lengths
     lengths = [stop - start for pieces in layout.pieces for start, stop in pieces]
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize("world", [1, 4])
-def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
-    layout, pairs = Sharding.zigzag(8 * world, world), torch.arange(1, 8 * world + 1)
-    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(world)}) == 1
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs():
+    layout, pairs = Sharding.zigzag(32, 4), torch.arange(1, 33)
+    assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(4)}) == 1

@@ -5,13 +5,13 @@ import functools
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.launch import Launch, Share, draw, link_rows
+from nanolib.experiments.distributed.launch import WHOLE, Launch, Share, draw, link_rows
 from nanolib.measurement import Measurement, Measurements, Provenance, Unsupported, exact
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.ranks import (
@@ -28,8 +28,6 @@ from nanolib.run.ranks import lacking
 from nanolib.stats.intervals import LinkCost
 
 PREFILL_ALGORITHMS = ("ring", "zigzag", "ulysses")
-# Only the first rank computes these algorithms, and the other ranks wait.
-WHOLE = ("dense", "math")
 # The float64 check stores all scores and keys, so nanolib checks at most this many elements.
 _CHECKED_ELEMENTS = 2**25
 
@@ -87,23 +85,16 @@ class ShardedCase(RanksCase):
         """Positions of the keys on each rank."""
         if self.algorithm in WHOLE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
-        return self._split(self.world_size)
-
-    def _split(self, world_size: int) -> Sharding:
         split = Sharding.zigzag if self.algorithm == "zigzag" else Sharding.contiguous
-        return split(self.seq_len, world_size)
+        return split(self.seq_len, self.world_size)
 
-    def traffic(self, world_size: int = 0) -> Traffic | None:
-        """Return the communication of one call, or None if there is no formula.
-
-        Args:
-            world_size: Number of ranks, or 0 for that of the case.
-        """
+    def traffic(self) -> Traffic | None:
+        """Return the communication of one call, or None if there is no formula."""
         if self.algorithm in WHOLE or self.phase == "training":
             return None
         return traffic_of(
             self.algorithm,
-            self._split(world_size or self.world_size),
+            self.layout,
             batch=self.batch_size,
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
@@ -180,7 +171,7 @@ class ShardedCase(RanksCase):
                 compute_ms = parts["compute"].estimate * self.world_size / world
                 yield Measurement(
                     "latency",
-                    compute_ms + _sending_ms(link, self.traffic(world)),
+                    compute_ms + _sending_ms(link, replace(self, world_size=world).traffic()),
                     n=1,
                     provenance=Provenance.MODELLED,
                     method="alpha-beta",

@@ -26,6 +26,8 @@ from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.numbers import MIB
 from nanolib.stats.intervals import LinkCost, link_cost
 
+# Only the first rank computes these algorithms, and the other ranks wait.
+WHOLE = ("dense", "math")
 _SLOWEST = "perf_counter, slowest rank"
 
 
@@ -45,11 +47,12 @@ def draw(case, layout: Sharding, rank: int, seed: int, device: torch.device) -> 
     tensors = []
     for heads in counts:
         is_query = case.phase == "decode" and not tensors
-        length, total = (1, 1) if is_query else (layout.length(rank), case.seq_len)
+        length, total = (1, 1) if is_query else (layout.lengths[rank], case.seq_len)
         part = torch.empty(case.batch_size, heads, length, case.head_dim, **like)
         for head in part.split(1, dim=1):
-            shape = (case.batch_size, 1, total, case.head_dim)
-            whole = torch.randn(shape, generator=generator, **like)
+            whole = torch.randn(
+                case.batch_size, 1, total, case.head_dim, generator=generator, **like
+            )
             head.copy_(whole if is_query else layout.take(whole, rank))
         tensors.append(part)
     if case.phase == "training":
@@ -85,7 +88,7 @@ class Share:
     def _attend(self, shard: Sequence[Tensor] = (), timer=None) -> Tensor:
         algorithm, is_decoding = self.case.algorithm, self.case.phase == "decode"
         q, k, v = self.tensors[0], *(shard or self.tensors[1:3])
-        if algorithm in ("dense", "math"):  # Only the first rank has keys.
+        if algorithm in WHOLE:  # Only the first rank has keys.
             if self.rank > 0:
                 return q[:, :, :0]
             if is_decoding:  # This is faster than the dense kernel if heads share keys.
@@ -171,9 +174,10 @@ class Launch:
         """
         name, scope, traffic = case.algorithm, case.phase, case.traffic()
         yield self.latency(name, scope)
-        for other in (other for other in self.answers[0]["found"] if other != name):
-            row = speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}")
-            if row:
+        for other in self.answers[0]["found"]:
+            if other == name:
+                continue
+            if row := speed_up_row(self._rounds, name, other, scope=f"{scope}{OVER}{other}"):
                 yield replace(row, flags=(*row.flags, *self.flags))
         found = [answer["found"][name] for answer in self.answers]
         yield exact(

@@ -8,7 +8,6 @@ from nanolib.report.overview import (
     drop_missing,
     explain_missing,
     pick,
-    rows_with_factor,
     table_of,
     why_empty,
 )
@@ -112,7 +111,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     # One rank computes the baseline in every launch.
     shape = ["run_id", "dtype", "seq_len", "algorithm", "world_size"]
     table = table.drop_duplicates(shape, keep="last")
-    modelled = pick(rows_with_factor(rows, "distributed", "phase"), "latency")
+    modelled = pick(rows, "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     modelled = modelled.rename(columns=lambda name: name.removeprefix("factor."))
     modelled = modelled[modelled["world_size"] == modelled["world_size"].max()]
@@ -216,13 +215,14 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         is_sharded = lines["algorithm"] != BASELINE
         lines = drop_oversubscribed(lines[(lines["seq_len"] == n) & is_sharded])
         if lines.empty:
-            missing = Finding(
-                f"The scaling of {what} was not measured",
-                "no algorithm ran on several ranks with cores of their own",
-                "set world_sizes to [1, 2], or reduce threads",
-                dtype,
+            scaling.append(
+                Finding(
+                    f"The scaling of {what} was not measured",
+                    "no algorithm ran on several ranks with cores of their own",
+                    "set world_sizes to [1, 2], or reduce threads",
+                    dtype,
+                )
             )
-            scaling.append(missing)
             continue
         lines = lines[lines["world_size"] == lines["world_size"].max()]
         best = pick_fastest(lines, "latency")
@@ -231,13 +231,10 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         where = f"for {what} on {best['ranks']} ranks"
         fastest += find_fastest(lines, "algorithm", "latency", "algorithm", where, dtype)
         if phase == "decode" and best[[*KINDS]].notna().all():
-            found = Finding(
-                f"{what.capitalize()} on {best['ranks']} ranks has three parts",
-                ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS),
-                about=dtype,
-                figures=tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS),
-            )
-            parts.append(found)
+            text = f"{what.capitalize()} on {best['ranks']} ranks has three parts"
+            evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
+            figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
+            parts.append(Finding(text, evidence, about=dtype, figures=figures))
     return [*scaling[:2], *parts[:1], *fastest, *scaling[2:]]
 
 

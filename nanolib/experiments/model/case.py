@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.look import Counted, count_by_formula, count_by_running, look_at
+from nanolib.experiments.model.look import (
+    Counted,
+    count_by_formula,
+    count_by_running,
+    look_at,
+    work_of_mask,
+)
 from nanolib.experiments.model.steps import (
     Generating,
     Inferring,
@@ -19,7 +25,7 @@ from nanolib.experiments.model.steps import (
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.flops import count_flops
 from nanolib.meters.tensor_bytes import storage_bytes
-from nanolib.models import attention, create_model
+from nanolib.models import create_model, generate_random_batch
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.user import (
@@ -102,8 +108,7 @@ class ModelCase(Case):
         The ids are below 256 and below the size of the vocabulary, if nanolib knows this size.
         """
         tokens = min(_MOST_TOKENS, getattr(self.config, "vocab_size", _MOST_TOKENS))
-        shape, generator = (self.batch_size, self.seq_len + 1), torch.Generator().manual_seed(seed)
-        return torch.randint(tokens, shape, generator=generator).to(self.device)
+        return generate_random_batch(self.batch_size, self.seq_len + 1, tokens, self.device, seed)
 
     def step(self, seed: int | None = None, model: nn.Module | None = None) -> Step:
         """Build the calls whose time and memory are measured.
@@ -126,9 +131,7 @@ class ModelCase(Case):
             return ""
         if self.attention_type == "flex":
             return UNCOUNTED
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
-        mask = {"causal": True, "options": options, "heads": self.config.num_heads}
-        known = attention.work(self.attention_type, self.seq_len, self.seq_len, **mask)
+        known = work_of_mask(self.config, self.seq_len, self.seq_len)
         return "" if known else "the mask depends on the input"
 
     @property
@@ -205,9 +208,10 @@ class ModelCase(Case):
         count = self.counted(run=True).count
         predicted = self.predict(ceilings)
         model = self.build(params.seed)
-        size, memory = sum(x.numel() for x in model.parameters()), storage_bytes(model.parameters())
-        for metric, value in (("parameters", size), ("weight_memory", memory / MIB)):
-            yield exact(metric, value, method="count", predicted=predicted[metric])
+        size = sum(x.numel() for x in model.parameters())
+        yield exact("parameters", size, method="count", predicted=predicted["parameters"])
+        mib = storage_bytes(model.parameters()) / MIB
+        yield exact("weight_memory", mib, method="count", predicted=predicted["weight_memory"])
         step = self.step(params.seed, model)
         # A training step changes the weights, so the comparison comes before the timing.
         yield from step.against_eager(self.optimization)
@@ -255,8 +259,16 @@ class ModelWorkCase(Case):
         kind = "own"
         if self.preset in PRESETS:
             kind = self.overrides.get("attention_type", "dense")
-        named = (self.device, self.name, self.preset, self.overrides, kind)
-        return (*named, self.seq_len, self.batch_size, self.dtype)
+        return (
+            self.device,
+            self.name,
+            self.preset,
+            self.overrides,
+            kind,
+            self.seq_len,
+            self.batch_size,
+            self.dtype,
+        )
 
     @property
     def runs_code(self) -> bool:

@@ -101,8 +101,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         BadInput: The class does not exist, or the configuration is not valid.
         Unsupported: The package transformers is not installed.
     """
-    config = hugging_face_config(name, options)
-    context = context_length(config)
+    context = context_length(hugging_face_config(name, options))
     if context is not None and longest > context:
         raise BadInput(
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "

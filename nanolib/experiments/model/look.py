@@ -17,7 +17,7 @@ from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.models import attention
-from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
+from nanolib.models.user import hugging_face_config, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
 from nanolib.run.process import Died, call_in_process
@@ -26,6 +26,8 @@ from nanolib.torch_internals import TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0
+# Configurations of the package `transformers` have the number of blocks in one of these fields.
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ def without_data(own: bool) -> Iterator[None]:
         yield
 
 
-_LOOKS: dict[str, Look] = {}
-_BLOCKS: dict[str, tuple[str, int]] = {}
-_STACKS: dict[str, StackMemory] = {}
+_LOOKS = {}  # `case_id` → `Look`
+_BLOCKS = {}  # Model and its options → result of `blocks_of`
+_STACKS = {}  # `case_id` → `StackMemory`
 
 
 def look_at(case) -> Look:
@@ -194,11 +196,12 @@ def blocks_of(case) -> tuple[str, int]:
 
 def _equal_blocks(case) -> tuple[str, int]:
     config = hugging_face_config(case.preset, case.overrides)
-    field = layers_field(config)
+    known = config.to_dict()
+    field = next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
     per_layer = any(isinstance(value, list | tuple) for value in case.overrides.values())
     if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
         return "", 0
-    depth = getattr(config, field)
+    depth = known[field]
     with without_data(case.own):
         parts = case.build().modules()
     stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
@@ -229,16 +232,21 @@ def _count(case) -> Counted:
     return Counted(count, flops.kept, reads.bytes if decodes else moved, flops)
 
 
+def work_of_mask(config, q_len: int, kv_len: int) -> attention.Work | None:
+    """Return the work of a preset's attention, or None if the mask depends on the input."""
+    options = attention.shared_options(config.attention_type, config.attention_options)
+    mask = {"causal": True, "options": options, "heads": config.num_heads}
+    return attention.work(config.attention_type, q_len, kv_len, **mask)
+
+
 def count_by_formula(case) -> Counted:
     """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
-    options = attention.shared_options(config.attention_type, config.attention_options)
     decodes = case.mode == "generation"
     lengths = (1, case.seq_len + 1) if decodes else (case.seq_len, case.seq_len)
-    mask = {"causal": True, "options": options, "heads": config.num_heads}
     # If the mask depends on the input, all causal pairs count.
-    found = attention.work(config.attention_type, *lengths, **mask)
-    kept = (found or attention.work("dense", *lengths, causal=True)).kept
+    found = work_of_mask(config, *lengths) or attention.work("dense", *lengths, causal=True)
+    kept = found.kept
     parts = model_flops(config, case.batch_size, lengths[0], kept)
     moved = _elements_moved(case.mode, weights, weights)
     if decodes:

@@ -155,7 +155,7 @@ class Use:
     def remedy(self) -> str:
         """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
         peak, by_kind = self.breakdown.peak, self.breakdown.by_kind
-        kind = max(by_kind, key=lambda kind: by_kind[kind])
+        kind = max(by_kind, key=by_kind.get)
         ways = [
             f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
         ]
@@ -169,13 +169,14 @@ class Use:
 
 def uses_of(request: Request) -> list[Use]:
     """Plan each use of a model, and find the largest batch that fits at each length."""
-    uses, late = [], ""
+    uses = []
     for name in USES:
         try:
             uses.append(_use(request, name))
         except TimeoutError as error:  # A model that computes token by token takes too long.
             late = f"{error}; lower seq_len"
-            break
+            rest = [*USES][len(uses) :]
+            return uses + [Use(name, request.memory, refused=late) for name in rest]
         except (Exception, SystemExit) as error:  # A model that reads tensor values has no plan.
             reason = why_not_planned(error)
             if isinstance(error, Unsupported):
@@ -183,7 +184,7 @@ def uses_of(request: Request) -> list[Use]:
             elif "text_config" in request.options:
                 reason = f"{reason.split(';')[0]}; {_TEXT_ONLY}"
             uses.append(Use(name, request.memory, refused=reason))
-    return uses + [Use(name, request.memory, refused=late) for name in [*USES][len(uses) :]]
+    return uses
 
 
 def _use(request: Request, name: str) -> Use:

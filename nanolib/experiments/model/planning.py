@@ -14,8 +14,15 @@ from nanolib.measurement import BadInput, MemoryKind, cause, shown
 from nanolib.models.user import known_options
 
 # These fields describe a config file, not a model.
-_NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
-_NO_FIELDS |= {"transformers_version", "_name_or_path"}
+_NO_FIELDS = {
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def _kinds(uses: Sequence[Use]) -> pd.DataFrame:
     """Return a table of each use's peak memory, by `MemoryKind`, and whether the use fits."""
     sizes = {use.name: {"needs": use.breakdown.peak} | use.breakdown.by_kind for use in uses}
     table = pd.DataFrame(sizes).reindex(["needs", *MemoryKind]).dropna(how="all")
-    table = table.map(lambda size: "" if pd.isna(size) else format_bytes(int(size)))
+    table = table.map(format_bytes, na_action="ignore").fillna("")
     table.loc["fits"] = ["yes" if use.fits else "no" for use in uses]
     return table.rename_axis("").reset_index()
 
@@ -146,7 +153,7 @@ def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
     if isinstance(memory, str) and memory.strip().isdecimal():
         raise BadInput(f"memory: {shown(memory)} has no unit; use an amount such as 80GiB")
     name, notes = model, []
-    if isinstance(model, str) and model.endswith(".json"):
+    if str(model).endswith(".json"):
         name, fields, dtype = _read_config(model)
         if dtype and rest.get("dtype") is None:
             rest["dtype"] = dtype

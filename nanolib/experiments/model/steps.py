@@ -2,9 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +32,11 @@ class Step(Workload):
     Attributes:
         scope: Scope of the rows about the whole call.
         compared: Name of the result that nanolib compares with the result of the eager model.
-        phases: Parts of the call by scope, in the order in which the parts run.
+        phases: Scope → function that runs a part of the call, in the order of the parts.
         tokens: Number of tokens that a call reads or generates.
         eager: Argument of `result` without the optimization.
         optimized: Argument of `result` with the optimization.
     """
-
-    compared: ClassVar[str]
-    phases: dict[str, Callable[[], object]]
 
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         self.model, self.ids, self.tokens = model, ids, ids.numel()
@@ -77,8 +73,7 @@ class Step(Workload):
     def against_eager(self, optimization: str) -> Measurements:
         """Measure the compile time and the difference from the eager result."""
         if is_compiled(optimization):
-            first_ms, later_ms = (timed_call_ms(self) for _ in range(2))
-            yield compile_row(first_ms, later_ms)
+            yield compile_row(first_ms=timed_call_ms(self), later_ms=timed_call_ms(self))
         if optimization in ("eager", "checkpoint"):
             return  # Checkpoints change only the backward pass.
         eager, again = (self.result(self.eager) for _ in range(2))
@@ -111,7 +106,6 @@ class Training(Step):
     def __init__(self, model: nn.Module, ids: Tensor, optimization: str):
         super().__init__(model.train(), ids, optimization)
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        self._loss = torch.zeros(())
         self.phases = {
             "forward": self.forward,
             "backward": self.backward,

@@ -102,8 +102,9 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shape(table: pd.DataFrame) -> list[str]:
-    lines = table.itertuples()
-    return [f"{line.attention_type}, {line.batch_size:.0f}, {line.dtype}" for line in lines]
+    return [
+        f"{line.attention_type}, {line.batch_size:.0f}, {line.dtype}" for line in table.itertuples()
+    ]
 
 
 @table_of("model", "mode")
@@ -127,8 +128,9 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
     found = found.drop_duplicates(MODEL[1:])
     label = found["name"]
-    for varying in (name for name in MODEL[2:] if found[name].nunique() > 1):
-        label = label + ", " + found[varying]
+    for name in MODEL[2:]:
+        if found[name].nunique() > 1:
+            label = label + ", " + found[name]
     return found.assign(label=label)
 
 
@@ -141,8 +143,14 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).iterrows():
         parts = largest_parts(row["parts"])
-        columns = {"seq_len": row["seq_len"], "name": row["label"], "call": call_of(row)}
-        tables.append(parts.assign(run_id=row["run_id"], mib=parts["size"] / MIB, **columns))
+        parts = parts.assign(
+            run_id=row["run_id"],
+            seq_len=row["seq_len"],
+            name=row["label"],
+            call=call_of(row),
+            mib=parts["size"] / MIB,
+        )
+        tables.append(parts)
     return pd.concat(tables, ignore_index=True)
 
 

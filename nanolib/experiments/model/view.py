@@ -48,10 +48,14 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
     """Draw the memory use at the largest peak of each model, by `MemoryKind`."""
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).iterrows():
-        sizes, text = bytes_by_kind(row), f"{format_number(row['estimate'])} MiB"
-        named = {"series": f"{row['label']}, {call_of(row)}", "text": text}
-        bar = {"part": sizes.index, "x": sizes.to_numpy() / MIB}
-        bars.append(pd.DataFrame(named | bar | links(row)))
+        sizes = bytes_by_kind(row)
+        bar = {
+            "series": f"{row['label']}, {call_of(row)}",
+            "text": f"{format_number(row['estimate'])} MiB",
+            "part": sizes.index,
+            "x": sizes.to_numpy() / MIB,
+        }
+        bars.append(pd.DataFrame(bar | links(row)))
     return plot(
         pd.concat(bars),
         "Peak memory by kind of memory",

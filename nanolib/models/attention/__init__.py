@@ -59,8 +59,8 @@ def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Ow
         BadInput: The function does not exist, or does not return a tensor with the shape of `q`.
     """
     out = _imported(options.call)(q, k, v, causal)
-    if not isinstance(out, Tensor) or out.shape != q.shape:
-        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if got != list(q.shape):
         raise BadInput(
             f"attention_options.call: {options.call} returned {got}; return shape {list(q.shape)}"
         )

@@ -204,20 +204,6 @@ def _with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opt
     return options.model_copy(update={"window": max(1, found), "sparsity": None})
 
 
-def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
-    """Return q_len, kv_len, causal and the number of heads, as arguments for `static_mask`.
-
-    Raises:
-        BadInput: Sequences share your own `mask_mod`, which uses their index.
-    """
-    if options.pattern == "own" and len(q) > 1 and uses_index(options, 0):
-        raise BadInput(
-            f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share one "
-            "mask; remove b from the mask, or give one sequence"
-        )
-    return q.shape[2], k.shape[2], causal, q.shape[1]
-
-
 @functools.lru_cache(maxsize=64)
 def uses_index(options: Options, place: int) -> bool:
     """Return whether your own mask uses b (`place` 0) or h (`place` 1)."""
@@ -270,8 +256,9 @@ def make_plan(
         keys, unit = keys[keys < reach], math.gcd(key_size, reach, kv_len)
         kept = mask_mod(*head, np.arange(start, stop)[:, None], keys[begin:])
         first = int(np.append(kept.all(axis=0), False).argmin())
-        rows, pieces, hidden = (start, stop), keys[::unit] // unit, ~kept[:, first:]
-        blocks.append(QueryBlock(rows, unit, pieces, begin + first, hidden))
+        blocks.append(
+            QueryBlock((start, stop), unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
+        )
     return tuple(blocks)
 
 

@@ -98,15 +98,16 @@ def _over_heads(
             # No variable keeps the buffers of a schedule until the next schedule.
             loop(*parts, *(x[b, heads] for x in by_key), _schedule(plan, parts[0], k.shape[2]))
 
-    threads = min(torch.get_num_threads(), count)
+    cores = torch.get_num_threads()
+    threads = min(cores, count)
     if threads < 2 or modes:
         with torch.autocast("cpu", enabled=False):  # Other threads never autocast either.
             run(0, count)
         return
-    inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
+    inference = torch.is_inference_mode_enabled()
 
     def share(at: int):
-        torch.set_num_threads(before // threads)  # The setting affects only this thread.
+        torch.set_num_threads(cores // threads)  # The setting affects only this thread.
         with torch.inference_mode(inference), torch.no_grad():
             run(count * at // threads, count * (at + 1) // threads)
 
@@ -114,7 +115,7 @@ def _over_heads(
         list(_pool(threads).map(share, range(threads)))
     finally:
         # `set_num_threads` in other threads has also changed the default for new threads.
-        torch.set_num_threads(before)
+        torch.set_num_threads(cores)
 
 
 def _calls(
@@ -184,11 +185,7 @@ def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:
     return block_loops.Schedule(converted, together, *buffers)
 
 
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="nanolib-heads")
-
-
+_pool = functools.cache(ThreadPoolExecutor)
 _COMPILING = threading.Lock()  # In Python 3.11, parsing code in two threads at once can fail.
 
 

@@ -81,7 +81,7 @@ def activate(impl: str) -> None:
     if impl:
         try:
             torch.nn.attention.activate_flash_attention_impl(impl)
-        except Exception as error:  # An older torch lacks the function.
+        except Exception as error:  # An import of a user's package can raise any exception.
             raise Unsupported(
                 f"impl {impl} is not available ({type(error).__name__}: {error}); leave impl out"
             ) from error
@@ -90,10 +90,9 @@ def activate(impl: str) -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
     """Compute dense attention. See `nanolib.models.attention.attend`."""
-    on_gpu = q.device.type == "cuda"
-    activate(options.impl if on_gpu else "")
-    if options.impl and not on_gpu:
+    if options.impl and q.device.type != "cuda":
         raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
+    activate(options.impl)
     if options.backend == "auto":
         return _call(q, k, v, causal)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:

@@ -6,7 +6,6 @@ The host waits for the device only in `Choice.blocks`.
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -270,4 +269,4 @@ def _drawn(
     return known, torch.from_numpy(np.array(rows)).to(device)
 
 
-CHOOSERS: dict[str, Callable[..., Choice]] = {"top_k": top_k, "threshold": threshold, "dca": dca}
+CHOOSERS = {"top_k": top_k, "threshold": threshold, "dca": dca}

@@ -58,13 +58,12 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     Otherwise, queries that share a key head become rows of one head. The caller must reshape the
     results to the shape of `q`.
     """
-    batch, heads, q_len, head_dim = q.shape
-    kv_heads, group = k.shape[1], heads // k.shape[1]
+    group = q.shape[1] // k.shape[1]
     if group == 1:
         return q, k, v
     if causal:
         return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    return q.reshape(batch, kv_heads, group * q_len, head_dim), k, v
+    return q.unflatten(1, (-1, group)).flatten(2, 3), k, v
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ all pairs, no pairs, a band around the diagonal, one document, or leading rows o
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -34,7 +34,7 @@ WINDOWED = ("window", "local_global", "bigbird")
 # Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
-_MOST = 2**24  # Largest number of tokens of a sequence.
+_Tokens = Annotated[int, pydantic.Field(ge=0, le=2**24)]
 
 
 class Options(StrictModel):
@@ -67,8 +67,8 @@ class Options(StrictModel):
 
     pattern: Literal[tuple(ATTENTION_PATTERNS)] = "local_global"
     window: Size = 256
-    global_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
-    random_tokens: int = pydantic.Field(32, ge=0, le=_MOST)
+    global_tokens: _Tokens = 32
+    random_tokens: _Tokens = 32
     sparsity: float | None = pydantic.Field(None, ge=0, lt=1)
     mass: float = pydantic.Field(0.9, gt=0, le=1)
     block_size: Size = BLOCK_SIZE
@@ -258,7 +258,7 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
-PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
+PATTERNS = {
     "window": window,
     "local_global": local_global,
     "strided": strided,

@@ -9,6 +9,7 @@ its payload.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,9 +56,10 @@ class Sharding:
         """Number of ranks."""
         return len(self.pieces)
 
-    def length(self, rank: int) -> int:
-        """Return the number of positions in the pieces of a rank."""
-        return sum(stop - start for start, stop in self.pieces[rank])
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """Number of positions of each rank."""
+        return [sum(stop - start for start, stop in pieces) for pieces in self.pieces]
 
     def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
         """Return a rank's part of a whole sequence, as a view if the rank has one piece."""
@@ -97,7 +99,7 @@ class Ranks:
         Raises:
             BadInput: The layout has a wrong number of ranks, or a wrong length on this rank.
         """
-        here = layout.length(self.rank % layout.world)
+        here = layout.lengths[self.rank % layout.world]
         for x in shards:
             if layout.world != self.world or x.shape[2] != here:
                 raise BadInput(
@@ -201,7 +203,7 @@ def traffic_of(
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
         # The formula gives all shards this rank's length. Lengths differ by at most one.
-        sent = (others / world * layout.length(rank) * row for rank in range(world))
+        sent = (others / world * length * row for length in layout.lengths)
         return Traffic(4, 4 * others, tuple(sent))
     if algorithm == "gather":
         return Traffic(1, others, (others * 4 * rows * (head_dim + 1),) * world)
@@ -209,8 +211,7 @@ def traffic_of(
         # Each rank sends queries with their partial results. Padding gives all outputs one size.
         shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
-        largest = max(map(shares.length, range(world)))
-        gathered = others * 4 * largest * group * head_dim
+        gathered = others * 4 * max(shares.lengths) * group * head_dim
         return Traffic(world, 2 * others, tuple(part + gathered for part in hops.sent))
     # The first reduction finds the largest log-sum-exp. `fused` then sends both sums at once.
     reductions = 3 if algorithm == "three_allreduce" else 2
@@ -221,6 +222,6 @@ def traffic_of(
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
     """Compute the traffic of a ring. A rank sends every shard except the next rank's shard."""
     world = layout.world
-    lengths = [layout.length((rank + 1) % world) for rank in range(world)]
+    lengths = [layout.lengths[(rank + 1) % world] for rank in range(world)]
     sent = tuple(float(per_key * (sum(lengths) - length)) for length in lengths)
     return Traffic(world - 1, world - 1, sent)

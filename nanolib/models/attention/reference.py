@@ -30,16 +30,13 @@ def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> 
 
     Query i has position kv_len - q_len + i, and sees no key after that position.
     """
-    whole = torch.ones(q_len, kv_len, dtype=torch.bool, device=device)
-    return whole.tril_(kv_len - q_len)
+    return torch.ones(q_len, kv_len, dtype=torch.bool, device=device).tril_(kv_len - q_len)
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
     """Compute ‖out − reference‖ / ‖reference‖ in float64."""
-    if out.device.type == "mps":  # MPS has no float64.
-        out, reference = out.cpu(), reference.cpu()
-    reference = reference.double()
-    return float((out.double() - reference).norm() / reference.norm().clamp_min(1e-300))
+    out, reference = out.cpu().double(), reference.cpu().double()  # MPS has no float64.
+    return float((out - reference).norm() / reference.norm().clamp_min(1e-300))
 
 
 BLOCK_SIZE = 128  # Default side of a tile, in tokens.
@@ -103,8 +100,8 @@ def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
 
     Each tile has the side `BLOCK_SIZE`.
     """
-    kept, columns = allowed_pairs(q_len, kv_len, causal), tile_count(kv_len, BLOCK_SIZE)
+    kept = allowed_pairs(q_len, kv_len, causal)
     rows = [min(start + BLOCK_SIZE, q_len) for start in range(0, q_len, BLOCK_SIZE)]
     keys = (stop + kv_len - q_len if causal else kv_len for stop in rows)
     kept_tiles = sum(tile_count(length, BLOCK_SIZE) for length in keys)
-    return Work(kept, kept, kept_tiles, len(rows) * columns)
+    return Work(kept, kept, kept_tiles, len(rows) * tile_count(kv_len, BLOCK_SIZE))

@@ -67,16 +67,7 @@ def ring_attention(
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx,
-        q,
-        k,
-        v,
-        causal: bool,
-        layout: Sharding,
-        ranks: Ranks,
-        overlap: bool,
-    ):
+    def forward(ctx, q, k, v, causal: bool, layout: Sharding, ranks: Ranks, overlap: bool):
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
         for owner, keys, values in rotate([k, v], layout, ranks, overlap):
@@ -114,7 +105,7 @@ class _Ring(torch.autograd.Function):
                     grad += more
             del keys, values
             if ranks.world > 1:
-                back = ranks.hop(grads, layout.length((owner - 1) % ranks.world))
+                back = ranks.hop(grads, layout.lengths[owner - 1])
         if back is not None:
             grads = back()
         return grad_q, *grads, *(None,) * 4  # Autograd converts the gradients.
@@ -127,7 +118,7 @@ def rotate(
     hop = None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
-        is_last, length = step == ranks.world - 1, layout.length((owner - 1) % ranks.world)
+        is_last, length = step == ranks.world - 1, layout.lengths[owner - 1]
         if overlap and not is_last:
             with ranks.time("comm_hop"):
                 hop = ranks.hop(current, length)
@@ -194,19 +185,18 @@ def ulysses_attention(
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
     ranks.check(layout, q, k)
-    lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
             "layout: has several pieces per rank; give one, since Ulysses needs no zigzag"
         )
     with ranks.time("comm_all_to_all"):
-        whole = [_exchange(x, True, lengths, ranks) for x in (q, k, v)]
+        whole = [_exchange(x, True, layout.lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
         if q.device.type == "cpu":  # All algorithms across ranks compute in the wide dtype.
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend("dense", *whole, causal=causal).to(q.dtype)
     with ranks.time("comm_all_to_all"):
-        return _exchange(out, False, lengths, ranks)
+        return _exchange(out, False, layout.lengths, ranks)
 
 
 def _exchange(x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:

@@ -23,12 +23,11 @@ from torch.nn.attention.flex_attention import (
 )
 from torch.nn.attention.flex_attention import flex_attention
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.attention import block_sparse
 from nanolib.models.attention.block_mask import (
     BlockMask,
     QueryBlock,
-    mask_shape,
     static_mask,
     uses_index,
 )
@@ -39,9 +38,7 @@ from nanolib.models.attention.reference import Work, tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
-_KERNEL_TILE = 128  # The side of a GPU kernel's tile must be a multiple of 128.
-_LEAST_HEAD_DIM = 16
-_WATCHED: list[list[Work]] = []
+_WATCHED = []  # The lists of `watched_work`.
 
 
 class FlexOptions(Options):
@@ -83,13 +80,13 @@ def attend(
         Unsupported: FlexAttention has no kernel for the device and backend, or no backward pass.
     """
     given = {"causal": causal, "options": options, "scores": scores}
-    shape = q.shape[-1], q.shape[2], options.block_size
     by_flex = isinstance(options, FlexOptions) or (
-        uses_flex(q.device.type, q.dtype, *shape) and not _is_counted()
+        uses_flex(q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size)
+        and not _is_counted()
     )
     mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:
-        found.append((choose_mask(q, k, **given) if by_flex else mask).work)
+        found.append(choose_mask(q, k, **given).work)
     if by_flex:
         return _attend_by_flex(q, k, v, mask, options)
     return block_sparse.attend(q, k, v, mask)
@@ -101,7 +98,7 @@ def uses_flex(device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_
     On CUDA, a loop over blocks would launch thousands of kernels, so nanolib uses FlexAttention.
     nanolib does not decode with FlexAttention, which would compile again for each number of keys.
     """
-    has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
+    has_kernel = dtype != torch.float64 and head_dim >= 16
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
@@ -133,9 +130,17 @@ def choose_mask(
 
     Returns:
         Block mask. nanolib caches the mask if the pattern ignores the values of q and k.
+
+    Raises:
+        BadInput: Sequences share your own `mask_mod`, which uses their index.
     """
     if options.pattern not in CHOOSERS:
-        shape = mask_shape(options, q, k, causal)
+        if options.pattern == "own" and len(q) > 1 and uses_index(options, 0):
+            raise BadInput(
+                f"attention_options.mask_mod: {options.mask_mod} uses b, but all sequences share "
+                "one mask; remove b from the mask, or give one sequence"
+            )
+        shape = q.shape[2], k.shape[2], causal, q.shape[1]
         if by_flex:
             return drawn_mask(options, *shape, q.device, detect_fake_mode())
         return static_mask(options, *shape)
@@ -148,8 +153,8 @@ def choose_mask(
 
 def kernel_tile(device: str, block_size: int) -> int:
     """Return the side of the tiles that FlexAttention can skip, a multiple of `block_size`."""
-    is_gpu = torch.device(device).type == "cuda"
-    return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
+    # The side of a GPU kernel's tile must be a multiple of 128.
+    return math.lcm(block_size, 128) if torch.device(device).type == "cuda" else block_size
 
 
 @functools.lru_cache(maxsize=16)
@@ -196,7 +201,7 @@ def forget_masks() -> None:
         cached.cache_clear()
 
 
-def flex_unsupported(device: str, backward: bool, backend: str = "auto") -> str:
+def flex_unsupported(device: str, backward: bool, backend: str) -> str:
     """Return why FlexAttention cannot run on a device, or an empty string."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:

@@ -111,8 +111,8 @@ def _gather(call: _Decode) -> Tensor:
         parts = call.ranks.all_gather(packed)
     with call.ranks.time("comp_final_output"):
         out, lse = parts[..., :-1], parts[..., -1]
-        weight = torch.exp(lse - finite(lse.amax(dim=0)))
-        return (out * weight[..., None]).sum(dim=0) / weight.sum(dim=0).clamp(min=1)[..., None]
+        weights = torch.softmax(lse, dim=0).nan_to_num()  # Without any key, weights are 0 / 0.
+        return (out * weights[..., None]).sum(dim=0)
 
 
 def _ring(call: _Decode) -> Tensor:
@@ -131,9 +131,9 @@ def _ring(call: _Decode) -> Tensor:
 def _pass_q(call: _Decode) -> Tensor:
     """Pass shares of the queries and their partial results around the ranks, but no keys."""
     ranks, (batch, kv_heads, _, head_dim) = call.ranks, call.k.shape
-    world, heads = ranks.world, batch * kv_heads
+    heads = batch * kv_heads
     # Queries of one key head stay together, so a rank reads the keys of each head only once.
-    shares = Sharding.contiguous(heads, world)
+    shares = Sharding.contiguous(heads, ranks.world)
     q, *keys = (x.reshape(1, 1, heads, -1, head_dim) for x in (call.q, call.k, call.v))
     with ranks.time("comp_num_den"):
         queries = shares.take(q, ranks.rank)
@@ -150,10 +150,10 @@ def _pass_q(call: _Decode) -> Tensor:
             merge(state[0, ..., head_dim:-1], state[0, ..., -1], *part)
     with ranks.time("comm_gather"):
         # At the end, rank r has the share of rank r + 1. Padding gives all shares the same size.
-        missing = max(map(shares.length, range(world))) - state.shape[2]
+        missing = max(shares.lengths) - state.shape[2]
         parts = ranks.all_gather(pad(state[..., head_dim:-1], (0, 0, 0, 0, 0, missing)))
     with ranks.time("comp_final_output"):
-        found = [parts[rank - 1][:, :, : shares.length(rank)] for rank in range(world)]
+        found = [parts[rank - 1][:, :, :length] for rank, length in enumerate(shares.lengths)]
         return torch.cat(found, dim=2).reshape(call.q.shape)
 
 

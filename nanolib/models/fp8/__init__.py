@@ -143,11 +143,10 @@ def convert(
         BadInput: A pattern is not valid.
         Unsupported: Without emulation, the device has no FP8 tensor cores.
     """
-    wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
     if emulate:
         for name in chosen:
-            layer = EmulatedLinear(model.get_submodule(name), wanted, rounded)
+            layer = EmulatedLinear(model.get_submodule(name), recipe_of(recipe), rounded)
             model.set_submodule(name, layer)
     else:
         if reason := native(next(model.parameters()).device):

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # Bits of float32's mantissa, and mask of its exponent.
 _LEAST_AMAX = 1e-12
 
 
@@ -105,9 +104,9 @@ def round_to(x: Tensor, format: str) -> Tensor:
     """
     info = torch.finfo(FORMATS[format])
     wide = x.float().clamp(info.min, info.max)
-    # Clearing the mantissa's bits leaves 2^e.
-    power = wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
-    larger = power.clamp_(min=info.smallest_normal).mul_(1.5 * 2.0**_FLOAT32_BITS * info.eps)
+    # Without the 23 bits of float32's mantissa, the number is 2^e.
+    power = wide.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
+    larger = power.clamp_(min=info.smallest_normal).mul_(1.5 * 2.0**23 * info.eps)
     return (wide + larger).sub_(larger).copysign_(wide)
 
 

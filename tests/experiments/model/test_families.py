@@ -23,7 +23,7 @@ FAMILIES = {
     "Gemma3": (ATTENDS | TYPES, WINDOW + FULL, False),
     "DeepseekV3": (
         ATTENDS
-        | {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 12, "q_lora_rank": 16}
+        | {"num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 16}
         | {
             "qk_rope_head_dim": 8,
             "qk_nope_head_dim": 8,
