@@ -3,7 +3,6 @@
 import platform
 import shutil
 import sys
-from typing import ClassVar
 
 import psutil
 import pydantic
@@ -38,7 +37,7 @@ class Params(shared.Params):
             these dtypes.
     """
 
-    NAME: ClassVar[str] = "doctor"
+    NAME = "doctor"
 
     dtypes: shared.Dtypes = pydantic.Field(["float32", "bfloat16", "float16"])
 

@@ -9,8 +9,6 @@ from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
 _MOST_ESTIMATES = 4
-# Readers skip longer lists of findings, and the tables show all other results.
-MOST_FINDINGS = 5
 
 
 class Order(enum.StrEnum):

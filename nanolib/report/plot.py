@@ -94,9 +94,13 @@ def plot(
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
-    colors = data["series"].map(hues(data["series"]))
-    defaults = {"sure": True, "note": "", "panel": "", "hue": colors}
-    defaults["text"] = data["series"] if is_line else ""
+    defaults = {
+        "sure": True,
+        "note": "",
+        "panel": "",
+        "hue": data["series"].map(hues(data["series"])),
+        "text": data["series"] if is_line else "",
+    }
     data = pd.DataFrame(defaults | dict(data.items()))
     for name in _TEXTS.intersection(data):
         data[name] = data[name].map(lambda text: printable(str(text)), na_action="ignore")
@@ -189,12 +193,16 @@ def _draw_lines(
     data: pd.DataFrame, axis: Axis, xunit: str, log: bool
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted({*data["x"].astype(float)})
-    ends = [places[0], places[-1]]
     ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
     x = alt.X(
         "x:Q",
         title=xunit,
-        scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
+        scale=alt.Scale(
+            type="log" if log else "linear",
+            domain=[places[0], places[-1]],
+            padding=8,
+            nice=False,
+        ),
         axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
     )
     data = data.assign(end=_label_heights(data[data["text"].str.strip() != ""], axis))
@@ -238,8 +246,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
 def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
     """Return an encoding with one row per series, and the layer of the labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
-    order = list(dict.fromkeys(data["series"]))
-    base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
+    base = {"y": alt.Y("series:N", title=None, sort=[*data["series"].unique()], axis=ink)}
     right = base | {"x": alt.value("width"), "text": alt.Text("text:N")}
     return base, _layer("text", right, align="left", dx=8)
 
@@ -254,7 +261,7 @@ def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
 
 
 def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
-    parts = list(dict.fromkeys(data["part"]))
+    parts = [*data["part"].unique()]
     once = data["text"].where(~data["series"].duplicated(), "")
     data = data.assign(place=data["part"].map(parts.index), text=once)
     colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]

@@ -36,16 +36,22 @@ _LABELED = alt.condition("datum.label", alt.value(1), alt.value(0))
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
     """Return a color for each of the first four names, and gray for all further names."""
-    distinct = dict.fromkeys(names)
-    return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
+    return {
+        name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(dict.fromkeys(names), 1)
+    }
 
 
 def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
     why = printable(why)
-    heading = alt.Title(title, subtitle=textwrap.wrap(why, 100))
-    chart = alt.Chart(pd.DataFrame({"x": [0]})).mark_text(text="")
-    return themed(chart.properties(width=640, height=1, title=heading, usermeta={"empty": why}))
+    chart = alt.Chart(
+        pd.DataFrame({"x": [0]}),
+        width=640,
+        height=1,
+        title=alt.Title(title, subtitle=textwrap.wrap(why, 100)),
+        usermeta={"empty": why},
+    )
+    return themed(chart.mark_text(text=""))
 
 
 def is_empty(chart: Drawing) -> bool:

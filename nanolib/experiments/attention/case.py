@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class AttentionCase(Case):
     """Case of one attention at one shape. Charts show the `name` of the case."""
 
     # All other factors describe the shape.
-    VARIES: ClassVar = ("name", "attention_type", "options")
+    VARIES = ("name", "attention_type", "options")
 
     name: str
     attention_type: str
@@ -184,8 +184,13 @@ class AttentionCase(Case):
         first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            asked = self.options.get("sparsity")
-            yield exact("sparsity", work.sparsity, method="mask", predicted=asked, flags=flags)
+            yield exact(
+                "sparsity",
+                work.sparsity,
+                method="mask",
+                predicted=self.options.get("sparsity"),
+                flags=flags,
+            )
             yield exact("block_sparsity", work.block_sparsity, method="mask")
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
@@ -206,8 +211,9 @@ class AttentionCase(Case):
             if work is not None:
                 flops = round(factor * work.flops(self.batch_size, self.num_heads, self.head_dim))
                 yield exact("flops", flops, scope=scope)
-                roofline = roofline_ms(flops, moved, self.dtype, ceilings)
-                latency = replace(latency, predicted=roofline)
+                latency = replace(
+                    latency, predicted=roofline_ms(flops, moved, self.dtype, ceilings)
+                )
                 yield from rate_rows(latency, flops, self.dtype, ceilings)
             yield latency
             if scope == "forward":

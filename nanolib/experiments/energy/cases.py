@@ -54,9 +54,9 @@ class Params(OwnModelParams):
             mode profiles the layers.
     """
 
-    NAME: ClassVar[str] = "energy"
+    NAME = "energy"
     CHOSEN: ClassVar = {"dtype": "dtype"}
-    MAIN: ClassVar = (
+    MAIN = (
         "presets",
         "model",
         "model_options",
@@ -101,7 +101,7 @@ class EnergyCase(ModelWorkCase):
     """Case of one phase of one model at one shape."""
 
     # `nano ab` compares blocks of timed calls, but this case measures one window of seconds.
-    supports_ab: ClassVar[bool] = False
+    supports_ab = False
 
     name: str
     preset: str
@@ -173,8 +173,12 @@ class EnergyCase(ModelWorkCase):
                     calls += 1
             rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
             rows += [row for row in meter.measurements(idle) if row.metric == "power"]
-        details = {"calls": calls, "seconds": window.seconds}
-        once = {"n": 1, "method": "window", "scope": self.phase, "details": details}
+        once = {
+            "n": 1,
+            "method": "window",
+            "scope": self.phase,
+            "details": {"calls": calls, "seconds": window.seconds},
+        }
         message = "mean over one window"
         yield Measurement("latency", 1e3 * window.seconds / calls, message=message, **once)
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
@@ -195,8 +199,16 @@ class EnergyCase(ModelWorkCase):
             time.
         """
         modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
-        limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-        rows = [*measure_overhead(model, call, modes, scope=self.phase, **limits)]
+        rows = list(
+            measure_overhead(
+                model,
+                call,
+                modes,
+                scope=self.phase,
+                budget_s=params.budget_s,
+                rel_ci=params.rel_ci,
+            )
+        )
         yield from rows
         *_, config = modes.values()
         if config.turns:
@@ -213,8 +225,11 @@ class EnergyCase(ModelWorkCase):
                 ns = round(1e9 * (time.monotonic() - begin))
                 readings.rows["tokens"].append((readings.at_us(begin), ns))
                 calls += 1
-        rows = meter.measurements(window)
-        joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
+        joules = [
+            row
+            for row in meter.measurements(window)
+            if row.metric == "energy" and row.estimate is not None
+        ]
         layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
         whole_ms = sum(sum(layer.calls_ms) for layer in layers)
         for layer in layers:
@@ -271,9 +286,18 @@ def _energy_row(row: Measurement, window: Measurement, calls: int) -> Measuremen
 def cases(params: Params) -> list[Case]:
     """List the cases of each phase, model and length."""
     device = resolve_device(params.device)
-    work = (params.batch_size, params.new_tokens, params.dtype)
     return [
-        EnergyCase(device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
+        EnergyCase(
+            device,
+            model_name(preset, overrides),
+            preset,
+            overrides,
+            phase,
+            seq_len,
+            params.batch_size,
+            params.new_tokens,
+            params.dtype,
+        )
         for preset, overrides in params.models()
         for seq_len in params.seq_lens
         for phase in params.phases

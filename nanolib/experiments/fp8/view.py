@@ -102,8 +102,9 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
     """
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"])
-    table = add_metric_columns(table, rows, _PARITY)
+    table = add_metric_columns(
+        case_rows(rows, ["recipe", "seq_len", "seeds", "steps"]), rows, _PARITY
+    )
     medians = pick(rows, "sqnr").groupby(CASE)["estimate"].median()
     table = table.join(medians.rename("sqnr"), on=CASE)
     is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
@@ -244,12 +245,13 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     findings += [_compare_loss(row) for _, row in long.iterrows()]
     missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
-        doubt = Finding(
-            f"The comparison did not detect {join_words(missed['recipe'])} as known-bad",
-            "these runs cannot show that a loss is equivalent",
-            "increase parity_steps or parity_seeds",
+        findings.append(
+            Finding(
+                f"The comparison did not detect {join_words(missed['recipe'])} as known-bad",
+                "these runs cannot show that a loss is equivalent",
+                "increase parity_steps or parity_seeds",
+            )
         )
-        findings.append(doubt)
     return findings
 
 
@@ -259,7 +261,7 @@ def _compare_loss(row: pd.Series) -> Finding:
     text = f"{row['recipe']}{emulated} {_LOSSES[row['verdict']]} after {int(row['steps'])} steps"
     if pd.isna(row["difference"]):
         return Finding(text, row["not_finite"])
-    difference = Estimate.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
+    difference = Estimate.of(row, "difference", _PARITY_METRIC, row["recipe"])
     evidence = f"{difference.text()} nats/byte above bf16, "
     evidence += f"with a margin of ±{row['margin_nats']:.4f} and {int(row['seeds'])} seeds"
     if row["verdict"] in ("worse", "better"):
