@@ -172,8 +172,8 @@ class Explore:
         worker.join(1.0)
         while worker.is_alive():
             meter.read()
-            lines = [*map(_last_power, meter.tracks)] or [f"Power not measured. {why}"]
-            self.power.value = escape(", ".join(lines))
+            powers = ", ".join(map(_last_power, meter.tracks))
+            self.power.value = escape(powers or f"Power not measured. {why}")
             worker.join(1.0)
         self.power.value = ""
 

@@ -118,8 +118,8 @@ def plot(
     at_ref = f"datum.value == {ref} ? '{ref_label} ' + datum.label : datum.label"
     axis = Axis(unit, value, is_log, domain, fmt, at_ref if ref_label else alt.Undefined)
     panels = data["panel"].unique()
-    if len(panels) == 1:
-        title = ": ".join(filter(None, (title, *panels)))
+    if len(panels) == 1 and panels[0]:
+        title = f"{title}: {panels[0]}"
     if is_line and data["series"].nunique() == 1:  # The title replaces the label of a single line.
         title = f"{title}: {data['series'].iloc[0]}"
         data["text"] = " "
@@ -194,21 +194,22 @@ def _draw_lines(
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted({*data["x"].astype(float)})
     ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
-    x = alt.X(
-        "x:Q",
-        title=xunit,
-        scale=alt.Scale(
-            type="log" if log else "linear",
-            domain=[places[0], places[-1]],
-            padding=8,
-            nice=False,
-        ),
-        axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
-    )
+    base = {
+        "x": alt.X(
+            "x:Q",
+            title=xunit,
+            scale=alt.Scale(
+                type="log" if log else "linear",
+                domain=[places[0], places[-1]],
+                padding=8,
+                nice=False,
+            ),
+            axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
+        )
+    }
     data = data.assign(end=_label_heights(data[data["text"].str.strip() != ""], axis))
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
-    base = {"x": x}
     lines = base | {"color": _COLOR, "detail": apart}
     looks = {"pred": {"strokeDash": [3, 3], "strokeWidth": 1.4}, "y": {"strokeWidth": 2}}
     layers = [

@@ -85,10 +85,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _cell(value, low: float | None, high: float | None) -> str:
-    if isinstance(value, list):
-        return ", ".join(value)
-    if value is None or isinstance(value, bool | str):
-        return str(value or "")
+    if value is None or isinstance(value, str):
+        return value or ""
     if pd.isna(value):
         return "—"
     return format_with_interval(float(value), low, high)

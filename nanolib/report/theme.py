@@ -56,7 +56,7 @@ def empty_chart(title: str, why: str) -> Drawing:
 
 def is_empty(chart: Drawing) -> bool:
     """Return whether `empty_chart` made the chart."""
-    return isinstance(getattr(chart, "usermeta", None), dict)
+    return isinstance(chart.usermeta, dict)
 
 
 def themed(chart: Drawing) -> Drawing:
@@ -130,21 +130,25 @@ class Axis:
     log: bool
     domain: list[float]
     fmt: str
-    labels: Any = alt.Undefined
+    labels: Any
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
         """Return the encoding of the column `column`, or of ranges that end at the column `end`."""
         channel = alt.Y if self.channel == "y" else alt.X
-        along = channel(
-            f"{column}:Q",
-            title=self.title,
-            scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
-            axis=alt.Axis(
-                format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
-            ),
-        )
-        ends = {f"{self.channel}2": {"field": end}} if end else {}
-        return {self.channel: along} | ends
+        scale = "log" if self.log else "linear"
+        encoding = {
+            self.channel: channel(
+                f"{column}:Q",
+                title=self.title,
+                scale=alt.Scale(type=scale, domain=self.domain, nice=False),
+                axis=alt.Axis(
+                    format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
+                ),
+            )
+        }
+        if end:
+            encoding[f"{self.channel}2"] = {"field": end}
+        return encoding
 
 
 def domain_of(

@@ -49,8 +49,13 @@ class AttentionCase(Case):
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
-        dtype, size = getattr(torch, self.dtype), self._parsed.block_size
-        return sparse.uses_flex(self.device, dtype, self.head_dim, self.seq_len, size)
+        return sparse.uses_flex(
+            self.device,
+            getattr(torch, self.dtype),
+            self.head_dim,
+            self.seq_len,
+            self._parsed.block_size,
+        )
 
     @property
     def runs_code(self) -> bool:
@@ -92,11 +97,12 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        drawn = (
-            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+        return tuple(
+            torch.randn(
+                self.batch_size, heads, self.seq_len, self.head_dim, generator=generator
+            ).to(self.device, getattr(torch, self.dtype))
             for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         )
-        return tuple(x.to(self.device, getattr(torch, self.dtype)) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -28,7 +28,6 @@ from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
 
-_MIN_CALLS = 12  # Smallest number of profiled calls.
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -78,7 +77,7 @@ class Params(OwnModelParams):
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
+    phases: list[Phase] = Field(["prefill", "decode", "training_step"], min_length=1)
     window_s: float = Field(1.2, gt=0, le=86_400)
     idle_s: float = Field(2.0, ge=2, le=3600)
     power_trace: str = ""
@@ -216,7 +215,7 @@ class EnergyCase(ModelWorkCase):
         meter = EnergyMeter(params.sources(), device=self.device, trace=readings)
         profiler = LayerProfiler(model, config, trace=readings)
         synchronize, calls = synchronizer(self.device), 0
-        least = max(_MIN_CALLS, 1 + (len(config.turns) - 1) * config.every_kth_token)
+        least = max(12, 1 + (len(config.turns) - 1) * config.every_kth_token)
         with meter, profiler, meter.window(self.phase) as window:
             while calls < least or time.monotonic() < window.start_s + params.window_s:
                 begin = time.monotonic()
@@ -225,11 +224,8 @@ class EnergyCase(ModelWorkCase):
                 ns = round(1e9 * (time.monotonic() - begin))
                 readings.rows["tokens"].append((readings.at_us(begin), ns))
                 calls += 1
-        joules = [
-            row
-            for row in meter.measurements(window)
-            if row.metric == "energy" and row.estimate is not None
-        ]
+        rows = meter.measurements(window)
+        joules = [row for row in rows if row.metric == "energy" and row.estimate is not None]
         layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
         whole_ms = sum(sum(layer.calls_ms) for layer in layers)
         for layer in layers:

@@ -85,9 +85,8 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
         of=[details.get("of", "") for details in rows["details"]],
         scope=rows["scope"].where(rows["scope"] == "idle", ""),
     )
-    found = rows.loc[
-        rows["metric"] == "energy", [*CASE, "source", "of", "provenance", "status", "message"]
-    ]
+    columns = [*CASE, "source", "of", "provenance", "status", "message"]
+    found = rows.loc[rows["metric"] == "energy", columns]
     table = table.merge(found, on=CASE, how="left", suffixes=("_of_case", ""))
     for name in ("status", "message"):
         table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
@@ -130,9 +129,8 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
             for end, share in zip(("_low", "", "_high"), shares, strict=True):
                 line[f"{name}_percent{end}"] = 100 * share
         line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
-        for name in ("plain_ms", "detailed_ms", "detailed_every"):
-            line[name] = details.get(name)
-        lines.append(line | {"wall_percent_busy": Flag.BUSY_MACHINE in row["flags"]})
+        calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
+        lines.append(line | calls | {"wall_percent_busy": Flag.BUSY_MACHINE in row["flags"]})
     return pd.DataFrame(lines)
 
 
@@ -203,8 +201,8 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
         lacking = "no layer was profiled; set profiling to [deep]"
         return empty_chart("Time by operation", why_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
-    total = data.groupby(["case", "run_id", "seq_len", "part"], sort=False)["ms"].sum()
-    total = total.reset_index()
+    key = ["case", "run_id", "seq_len", "part"]
+    total = data.groupby(key, sort=False, as_index=False)["ms"].sum()
     total = total.sort_values("part", key=lambda part: part.map([*_PARTS].index), kind="stable")
     share = total["ms"] / total.groupby("case")["ms"].transform("sum")
     bars = {"series": total["case"], "part": total["part"], "x": share}
@@ -230,21 +228,13 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     costs = known.groupby(["name", "seq_len", "source"], sort=False)
     findings = [_state_energy(*key, group) for key, group in costs]
     if (table["provenance"] == Provenance.ESTIMATED).any():
-        findings.append(
-            Finding(
-                "This machine's power was not measured",
-                "no power sensor was found, and estimated ranges allow no comparison",
-                "run nano doctor to list the supported sensors",
-            )
-        )
+        why = "no power sensor was found, and estimated ranges allow no comparison"
+        next_step = "run nano doctor to list the supported sensors"
+        findings.append(Finding("This machine's power was not measured", why, next_step))
     for row in table[table["status"] != "ok"].to_dict("records"):
-        findings.append(
-            Finding(
-                f"The energy of {row['phase'].replace('_', ' ')} was not measured",
-                row["message"],
-                about=f"{row['name']}, {int(row['seq_len'])} tokens",
-            )
-        )
+        text = f"The energy of {row['phase'].replace('_', ' ')} was not measured"
+        about = f"{row['name']}, {int(row['seq_len'])} tokens"
+        findings.append(Finding(text, row["message"], about=about))
     profiles = {_find_largest: operation_table(rows), _compare_overheads: overhead_table(rows)}
     for find, table in profiles.items():
         if len(table):

@@ -173,7 +173,7 @@ class SpeedCase(ModelWorkCase):
     @property
     def recipe(self) -> str:
         """Return the FP8 recipe, or an empty string for another precision."""
-        return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
+        return self.precision.partition("fp8_")[2]
 
     @property
     def product(self) -> str:

@@ -56,14 +56,9 @@ class ParityCase(Case):
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
-    def on_cpu(self) -> bool:
-        """Return whether the CPU trains the model."""
-        return self.device == "cpu"
-
-    @property
     def autocast(self) -> torch.dtype | None:
         """Return autocast's dtype. On a CPU, emulated layers round to bf16, which is faster."""
-        return None if self.on_cpu else torch.bfloat16
+        return None if self.device == "cpu" else torch.bfloat16
 
     @property
     def casts(self) -> str:
@@ -74,7 +69,7 @@ class ParityCase(Case):
     def emulated(self) -> bool:
         """Return whether nanolib emulates the matrix products, as for controls and on a CPU."""
         if not self.casts:
-            return self.on_cpu
+            return self.device == "cpu"
         return bool(fp8.native(self.device)) or self.casts in fp8.CONTROLS
 
     def measure(self, params, ceilings: Ceilings) -> Measurements:
@@ -183,7 +178,9 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.casts or case.emulated:
-        fp8.convert(model, case.casts or fp8.BF16, emulate=case.emulated, rounded=case.on_cpu)
+        fp8.convert(
+            model, case.casts or fp8.BF16, emulate=case.emulated, rounded=case.device == "cpu"
+        )
     return model
 
 
