@@ -85,8 +85,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _cell(value, low: float | None, high: float | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
+    if isinstance(value, str):
+        return value
     if pd.isna(value):
         return "—"
     return format_with_interval(float(value), low, high)
