@@ -7,11 +7,7 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import LEARNING_STEPS, METRICS, Flag
-from tests.report.cases import (
-    attention_case,
-    parity_case,
-    quality_case,
-)
+from tests.report.cases import attention_case, parity_case, quality_case
 from tests.report.contradictions import contradictions
 from tests.report.rows import points
 from tests.shown import CHARTS, SECTIONS, VERDICTS
@@ -19,9 +15,9 @@ from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
 def test_runs_too_short_to_learn_are_smoke_tests(measured, steps):
-    short, losses = steps < LEARNING_STEPS, {"replaced": (0.1, 0.2, 0.3)}
+    short = steps < LEARNING_STEPS
     parity = measured("fp8", [parity_case("fp8_rowwise", "equivalent", 0.0, steps=steps)])
-    cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, losses, steps)]
+    cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, (0.1, 0.2, 0.3), steps)]
     quality = measured("attention", cases)
     for experiment, rows, claim in (
         ("fp8", parity, "equivalent to bf16"),
