@@ -149,13 +149,14 @@ def _layer(mark: str, encoding: _Encoding, data=alt.Undefined, **look) -> alt.Ch
 
 def _draw_guides(axis: Axis, ref: float | None, band: tuple[float, float] | None) -> _Layers:
     layers = []
-    if band is not None:
+    if band:
         data = pd.DataFrame([band], columns=["from", "to"])
         along = axis.encode("from", "to")
         layers.append(_layer("rect", along, data, color=COLOURS["c3"], opacity=0.14))
     if ref is not None:
-        data = pd.DataFrame({"at": [ref]})
-        layers.append(_layer("rule", axis.encode("at"), data, strokeWidth=1.2))
+        layers.append(
+            _layer("rule", axis.encode("at"), pd.DataFrame({"at": [ref]}), strokeWidth=1.2)
+        )
     return layers
 
 

@@ -129,8 +129,8 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
             for bound, count in group["bound"].value_counts().items()
         )
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
-        reached = f"{best['factor.name']} reaches {Estimate.of(best, 'share').percent}"
-        evidence = f"{reached} of the roofline at {best['factor.seq_len']:,.0f} tokens"
+        evidence = f"{best['factor.name']} reaches {Estimate.of(best, 'share').percent} of the "
+        evidence += f"roofline at {best['factor.seq_len']:,.0f} tokens"
         findings.append(Finding(answer, evidence))
     return findings
 

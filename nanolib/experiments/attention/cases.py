@@ -256,8 +256,14 @@ def _batches(model: Transformer, count: int, seed: int | None) -> Iterator[torch
     cut = len(data) * 9 // 10
     part = data[cut:] if seed is None else data[:cut]
     generator = torch.Generator().manual_seed(seed or 0)
-    length, device = model.config.context_length + 1, next(model.parameters()).device
-    return training.text_batches(part, count, _BATCH, length, generator, device)
+    return training.text_batches(
+        part,
+        count,
+        _BATCH,
+        model.config.context_length + 1,
+        generator,
+        next(model.parameters()).device,
+    )
 
 
 @torch.no_grad()

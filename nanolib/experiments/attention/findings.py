@@ -163,7 +163,9 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     first = best[best["order"] == best["order"].min()].iloc[-1]
     evidence = ". ".join([_format_gain(first), *others])
     next_step = "increase budget_s" if first["order"] == _UNCLEAR else ""
-    compared = tuple(pair for _, line in best.iterrows() for pair in _list_speed_ups(line))
+    compared = ()
+    for _, line in best.iterrows():
+        compared += _list_speed_ups(line)
     yield Finding(text, evidence, next_step, about, compared)
 
 

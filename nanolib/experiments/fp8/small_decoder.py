@@ -199,8 +199,9 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
 
     def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor):
         def keep(gradient: Tensor):
-            operands = (args[0], layer.weight, gradient)
-            seen[name] = [x.detach().flatten(0, -2).float() for x in operands]
+            seen[name] = [
+                x.detach().flatten(0, -2).float() for x in (args[0], layer.weight, gradient)
+            ]
 
         out.register_hook(keep)
 

@@ -156,10 +156,9 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
-        lacking = "no case measured this; set parity_recipes"
-        return empty_chart(
-            title, why_empty(rows_with_factor(rows, "fp8", "recipe"), "fp8", lacking)
-        )
+        cases = rows_with_factor(rows, "fp8", "recipe")
+        why = why_empty(cases, "fp8", "no case measured this; set parity_recipes")
+        return empty_chart(title, why)
     data = {
         "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
         "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),
@@ -219,11 +218,9 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
             next_step = "compare the shares of the peak rate in the table"
         else:
             evidence += f", within {bound}"
-    compared = tuple(
-        pair
-        for _, row in chosen.iterrows()
-        for pair in gains(row, f"{row['name']} {row['precision']}")
-    )
+    compared = ()
+    for _, row in chosen.iterrows():
+        compared += gains(row, f"{row['name']} {row['precision']}")
     return Finding(
         f"{_SPEEDS[main]} for {join_words(chosen['name'])}",
         evidence,
@@ -238,8 +235,8 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     ended = table[table["status"] == "ok"] if len(table) else table
     if ended.empty:
         why = next(filter(None, table.get("message", ())), "")
-        next_step = "" if why else "set parity_recipes"
-        return [Finding("The loss of FP8 was not compared with bf16", why, next_step)]
+        text = "The loss of FP8 was not compared with bf16"
+        return [Finding(text, why, "" if why else "set parity_recipes")]
     ended = ended.sort_values("control", kind="stable")
     long, findings = drop_short(ended, "recipes", "parity_steps")
     findings += [_compare_loss(row) for _, row in long.iterrows()]

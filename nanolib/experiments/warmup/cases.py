@@ -136,8 +136,12 @@ class WarmupCase(ModelWorkCase):
         clock = clock_for(self.device)
         samples = [clock.time_block([call], 1, 1)[0][0] for _ in range(self.timed_steps)]
         trace(Workload(self.direction, call), self, params)
-        details = {"threads": torch.get_num_threads()}
-        yield summarize(samples, scope=self.direction, method=clock.method, details=details)
+        yield summarize(
+            samples,
+            scope=self.direction,
+            method=clock.method,
+            details={"threads": torch.get_num_threads()},
+        )
         yield _count_warmup(samples[: self.curve_steps], self.direction)
 
 
