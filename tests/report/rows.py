@@ -32,8 +32,8 @@ def elsewhere(file):
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("UPDATE machines SET machine_id = ?, cpu = ?", (OTHER, EVIL))
         connection.execute("UPDATE runs SET machine_id = ?, label = ?", (OTHER, EVIL))
-        failed = "status = 'unsupported'"
-        connection.execute(f"UPDATE measurements SET message = ? WHERE {failed}", (EVIL * 50,))
+        failed = "UPDATE measurements SET message = ? WHERE status = 'unsupported'"
+        connection.execute(failed, (EVIL * 50,))
         named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
         for (table,) in connection.execute(named).fetchall():
             connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")

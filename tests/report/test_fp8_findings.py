@@ -53,9 +53,7 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
 
 def test_the_band_is_the_margin_of_all_rows_or_it_is_left_out(measured):
     def colours(*margins):
-        cases = [
-            parity_case(f"r{at}", "worse", 0.5, margin=each) for at, each in enumerate(margins)
-        ]
+        cases = [parity_case(f"at {each}", "worse", 0.5, margin=each) for each in margins]
         return str(CHARTS["fp8_parity"](measured("fp8", cases)).to_dict())
 
     assert "Green: the margin" in colours(0.0025, 0.0025)
