@@ -38,11 +38,11 @@ def test_what_a_recording_gives_is_replayed_in_rows_words_and_pictures(tmp_path)
 
 
 def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
-    shape = {"phases": ["prefill"], "seq_lens": [32], "batch_size": 2, "device": "cpu"}
-    (case,) = energy.cases(energy.Params(overrides=TINY, **shape))
+    params = energy.Params(overrides=TINY, phases=["prefill"], seq_lens=[32], batch_size=2)
+    (case,) = energy.cases(params)
     forward = ModelCase(*case.shape, "inference")
     call = case.model_case.step(0).generation.prefill
-    row = next(case._energy_rows(call, energy.Params(**shape), Trace()))
+    row = next(case._energy_rows(call, params, Trace()))
     config = forward.config
     others = 2 * 2 * 31 * config.d_model * config.vocab_size  # the head, of all positions but one
     assert row.estimate == forward.formulas()["flops"] - others
@@ -69,8 +69,8 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
 
     found = rows[rows.metric == "layer_time"]
     details = list(found.details)
-    names = ["embedding", "blocks.0", "blocks.1", "norm", "head"]
-    assert [one["layer"] for one in details] == names
+    layers = "embedding blocks.0 blocks.1 norm head"
+    assert " ".join(one["layer"] for one in details) == layers
     assert sum(one["share"] for one in details) == pytest.approx(1)
     assert {"attention_fused", "gate", "between"} < {*details[1]["operations_ms"]}
     with Store(tmp_path / "results.sqlite") as store:
