@@ -132,6 +132,6 @@ def _ceilings(params: Params) -> dict[str, str]:
             continue
         unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
         rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
-        notes = [f"{rate} {unit}", row.message, *(Flag(flag).text for flag in row.flags)]
-        found[row.scope] = "; ".join(filter(None, notes))
+        parts = [f"{rate} {unit}", row.message, *(Flag(flag).text for flag in row.flags)]
+        found[row.scope] = "; ".join(filter(None, parts))
     return found
