@@ -3,7 +3,6 @@
 import platform
 import shutil
 import sys
-from typing import ClassVar
 
 import psutil
 import pydantic
@@ -38,7 +37,7 @@ class Params(shared.Params):
             these dtypes.
     """
 
-    NAME: ClassVar[str] = "doctor"
+    NAME = "doctor"
 
     dtypes: shared.Dtypes = pydantic.Field(["float32", "bfloat16", "float16"])
 
@@ -133,6 +132,6 @@ def _ceilings(params: Params) -> dict[str, str]:
             continue
         unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
         rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
-        notes = [Flag(flag).text for flag in row.flags]
-        found[row.scope] = "; ".join(filter(None, [f"{rate} {unit}", row.message, *notes]))
+        parts = [f"{rate} {unit}", row.message, *(Flag(flag).text for flag in row.flags)]
+        found[row.scope] = "; ".join(filter(None, parts))
     return found

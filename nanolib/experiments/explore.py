@@ -63,8 +63,7 @@ class Explore:
         self.controls = {name: _control(params, name) for name in type(params).MAIN}
         for control in self.controls.values():
             control.observe(self._update, names="value")
-        texts = (widgets.HTML() for _ in range(4))
-        self.predicted, self.measured, self.status, self.power = texts
+        self.predicted, self.measured, self.status, self.power = (widgets.HTML() for _ in range(4))
         self.predict = button("Predict", "calculator", self._predict)
         self.measure = button("Measure", "play", self._start, button_style="primary")
         self.cancel = button("Cancel", "stop", self._cancel, disabled=True)
@@ -75,12 +74,17 @@ class Explore:
             drawing = self._section.main_chart(rows)
         self.chart = live_chart(drawing)
         self._update()
-        grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
-        boxes = widgets.GridBox([*self.controls.values()], layout=grid)
-        buttons = [self.predict, self.measure, self.cancel, self.keep, self.status]
-        row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
-        parts = [boxes, row, self.power, self.predicted, self.chart, self.measured, self.command]
-        self.widget = widgets.VBox(parts)
+        boxes = widgets.GridBox(
+            [*self.controls.values()],
+            layout={"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"},
+        )
+        row = widgets.HBox(
+            [self.predict, self.measure, self.cancel, self.keep, self.status],
+            layout={"flex_flow": "row wrap"},
+        )
+        self.widget = widgets.VBox(
+            [boxes, row, self.power, self.predicted, self.chart, self.measured, self.command]
+        )
 
     def params(self) -> shared.Params:
         """Return the parameters that the controls set.
@@ -88,8 +92,9 @@ class Explore:
         Raises:
             BadInput: The value of a control is not valid.
         """
-        given = {name: control.value for name, control in self.controls.items()}
-        return self._params.replace(**given)
+        return self._params.replace(
+            **{name: control.value for name, control in self.controls.items()}
+        )
 
     def _update(self, change=None):
         """Show the command for the values of the controls, or why a value is not valid.
@@ -116,8 +121,9 @@ class Explore:
         except BadInput as error:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
             return
-        lacking = "times need measured peak rates: keep a measurement, or run nano doctor"
-        title = "Predicted" if ceilings else f"Predicted ({lacking})"
+        title = "Predicted"
+        if not ceilings:
+            title += " (times need measured peak rates: keep a measurement, or run nano doctor)"
         self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
     def _start(self, _):
@@ -136,10 +142,15 @@ class Explore:
         self._stop.set()
 
     def _measure(self, params: shared.Params):
-        how = {"stop": self._stop, "on_progress": self._progress}
         try:
             with Store(self._path) as store:
-                run = sweep.measure(self._experiment, params, store=store, **how)
+                run = sweep.measure(
+                    self._experiment,
+                    params,
+                    store=store,
+                    stop=self._stop,
+                    on_progress=self._progress,
+                )
                 run.finish()
             self.status.value = "Measured. Results are not stored yet."
             self.keep.disabled = False
@@ -161,8 +172,8 @@ class Explore:
         worker.join(1.0)
         while worker.is_alive():
             meter.read()
-            lines = [*map(_last_power, meter.tracks)] or [f"Power not measured. {why}"]
-            self.power.value = escape(", ".join(lines))
+            powers = ", ".join(map(_last_power, meter.tracks))
+            self.power.value = escape(powers or f"Power not measured. {why}")
             worker.join(1.0)
         self.power.value = ""
 

@@ -1,7 +1,7 @@
 """Define the parameters of the summary notebook, and read the rows that the notebook shows."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
@@ -24,8 +24,8 @@ class Params(StrictModel):
         resume: Not used, since the summary stores no run.
     """
 
-    NAME: ClassVar[str] = "summary"
-    MAIN: ClassVar = ("runs",)
+    NAME = "summary"
+    MAIN = ("runs",)
 
     runs: list[Annotated[str, Field(max_length=MOST_LABEL)]] = Field(
         ["newest"], min_length=1, max_length=1000
@@ -62,8 +62,7 @@ def select_runs(store: Store, names: Sequence[str]) -> list[str]:
 def changes(params: Params) -> regressions.Part:
     """Compare the selected runs with earlier runs, and find changes over the recent runs."""
     with Store() as store:
-        runs = store.runs_of(select_runs(store, params.runs))
-        return regressions.changes(store, runs)
+        return regressions.changes(store, store.runs_of(select_runs(store, params.runs)))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:

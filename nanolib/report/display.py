@@ -136,8 +136,9 @@ class Tables:
         }
 
     def _repr_html_(self) -> str:
-        tables = enumerate(self.tables.items())
-        return "".join(table.folded(title, at == 0) for at, (title, table) in tables)
+        return "".join(
+            table.folded(title, at == 0) for at, (title, table) in enumerate(self.tables.items())
+        )
 
     def __repr__(self) -> str:
         return "\n\n".join(f"{title}\n{table!r}" for title, table in self.tables.items())

@@ -9,8 +9,6 @@ from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
 _MOST_ESTIMATES = 4
-# Readers skip longer lists of findings, and the tables show all other results.
-MOST_FINDINGS = 5
 
 
 class Order(enum.StrEnum):
@@ -74,7 +72,7 @@ class Estimate:
         """Return the name, and the value with its unit and its interval."""
         unit = METRICS[self.metric].unit if self.metric else "1"
         unit = "×" if self.metric == "speed_up" else "" if unit == "1" else f" {unit}"
-        return f"{self.name}: {self.text(unit)}" if self.name else self.text(unit)
+        return f"{self.name}: {self.text(unit)}"
 
 
 Pairs = tuple[tuple[Estimate, Order, Estimate], ...]
@@ -106,17 +104,20 @@ class Finding:
         if not pairs:
             return self
         figures = dict.fromkeys(one for pair in pairs for one in pair[::2] if one.low != one.high)
-        evidence = ", ".join(str(one) for one in list(figures)[:_MOST_ESTIMATES])
-        next_step = "repeat the run when no other process uses the machine"
-        text = "Other processes used the machine, so nanolib does not rank these estimates"
-        return Finding(text, evidence, next_step, self.about, (), tuple(figures))
+        return Finding(
+            "Other processes used the machine, so nanolib does not rank these estimates",
+            ", ".join(map(str, list(figures)[:_MOST_ESTIMATES])),
+            "repeat the run when no other process uses the machine",
+            self.about,
+            figures=tuple(figures),
+        )
 
     @property
     def sentence(self) -> str:
         """The text, the evidence and the next step, without the heading."""
         text = f"{self.text}: {self.evidence}" if self.evidence else self.text
-        parts = (text, self.next_step and f"Next: {self.next_step}")
-        return " ".join(f"{part.rstrip('.')}." for part in parts if part)
+        text = f"{text.rstrip('.')}."
+        return f"{text} Next: {self.next_step.rstrip('.')}." if self.next_step else text
 
     def __str__(self) -> str:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence

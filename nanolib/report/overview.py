@@ -163,9 +163,6 @@ def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Find
     return [Finding(text, why_empty(rows, experiment))]
 
 
-_PEAKS = ("ceiling_flops", "ceiling_bytes")
-
-
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
     """Return the hardware table for people, with a line per machine.
 
@@ -194,10 +191,11 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             **machine["dtypes"],
         }
         own = rows[rows["machine_id"] == machine["machine_id"]]
-        for metric in _PEAKS:
+        for metric in ("ceiling_flops", "ceiling_bytes"):
             # Rows are in order of time, so the newest peak rate replaces older peak rates.
             for row in pick(own, metric).to_dict("records"):
-                value = format_number(row["estimate"], row["low"], row["high"])
-                line[f"{row['scope']} ({METRICS[metric].unit})"] = value
+                line[f"{row['scope']} ({METRICS[metric].unit})"] = format_number(
+                    row["estimate"], row["low"], row["high"]
+                )
         lines.append(line)
     return pd.DataFrame(lines).astype(object).fillna("—")

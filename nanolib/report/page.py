@@ -56,8 +56,9 @@ def build(
     make_folder(folder)
     with schemapi.debug_mode(False):  # Altair's check of each chart is slow.
         parts = [*_parts(store, sections, rows, runs, hardware)]
-        charts = {name: chart for part in parts for name, chart in part.charts.items()}
-        specs = {name: chart.to_dict(validate=False) for name, chart in charts.items()}
+        specs = {}
+        for part in parts:
+            specs |= {name: chart.to_dict(validate=False) for name, chart in part.charts.items()}
     newest = [part for part in parts if part.newest]
     for part in newest:
         if part.machine:
@@ -85,9 +86,13 @@ def _parts(
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(store, runs)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
-    flags, failed = overview.flag_lines(rows), overview.failures(rows)
-    tables = {"What failed": (failed, failed)}
-    yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
+    failed = overview.failures(rows)
+    yield Part(
+        "failed",
+        "Which numbers are not reliable?",
+        overview.flag_lines(rows),
+        tables={"What failed": (failed, failed)},
+    )
     facts = overview.run_facts(runs)
     yield Part("runs", "Runs and machines", tables={"Runs": (facts, facts)})
 
@@ -171,9 +176,10 @@ def _web_page(
     machines = hardware.reindex(columns=["Machine", "CPU", "GPU"]).itertuples(index=False)
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
     data = json.dumps(drawn, separators=(",", ":"))
-    template = _PAGE.read_text(encoding="utf-8")
-    page = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined)
-    return page.render(
+    template = jinja2.Template(
+        _PAGE.read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return template.render(
         parts=parts,
         specs=specs,
         shown=shown,

@@ -94,9 +94,13 @@ def plot(
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
-    colors = data["series"].map(hues(data["series"]))
-    defaults = {"sure": True, "note": "", "panel": "", "hue": colors}
-    defaults["text"] = data["series"] if is_line else ""
+    defaults = {
+        "sure": True,
+        "note": "",
+        "panel": "",
+        "hue": data["series"].map(hues(data["series"])),
+        "text": data["series"] if is_line else "",
+    }
     data = pd.DataFrame(defaults | dict(data.items()))
     for name in _TEXTS.intersection(data):
         data[name] = data[name].map(lambda text: printable(str(text)), na_action="ignore")
@@ -114,8 +118,8 @@ def plot(
     at_ref = f"datum.value == {ref} ? '{ref_label} ' + datum.label : datum.label"
     axis = Axis(unit, value, is_log, domain, fmt, at_ref if ref_label else alt.Undefined)
     panels = data["panel"].unique()
-    if len(panels) == 1:
-        title = ": ".join(filter(None, (title, *panels)))
+    if len(panels) == 1 and panels[0]:
+        title = f"{title}: {panels[0]}"
     if is_line and data["series"].nunique() == 1:  # The title replaces the label of a single line.
         title = f"{title}: {data['series'].iloc[0]}"
         data["text"] = " "
@@ -145,13 +149,14 @@ def _layer(mark: str, encoding: _Encoding, data=alt.Undefined, **look) -> alt.Ch
 
 def _draw_guides(axis: Axis, ref: float | None, band: tuple[float, float] | None) -> _Layers:
     layers = []
-    if band is not None:
+    if band:
         data = pd.DataFrame([band], columns=["from", "to"])
         along = axis.encode("from", "to")
         layers.append(_layer("rect", along, data, color=COLOURS["c3"], opacity=0.14))
     if ref is not None:
-        data = pd.DataFrame({"at": [ref]})
-        layers.append(_layer("rule", axis.encode("at"), data, strokeWidth=1.2))
+        layers.append(
+            _layer("rule", axis.encode("at"), pd.DataFrame({"at": [ref]}), strokeWidth=1.2)
+        )
     return layers
 
 
@@ -189,18 +194,23 @@ def _draw_lines(
     data: pd.DataFrame, axis: Axis, xunit: str, log: bool
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted({*data["x"].astype(float)})
-    ends = [places[0], places[-1]]
     ticks = {"values": places} if len(places) <= 12 else {"tickCount": 6}
-    x = alt.X(
-        "x:Q",
-        title=xunit,
-        scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
-        axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
-    )
+    base = {
+        "x": alt.X(
+            "x:Q",
+            title=xunit,
+            scale=alt.Scale(
+                type="log" if log else "linear",
+                domain=[places[0], places[-1]],
+                padding=8,
+                nice=False,
+            ),
+            axis=alt.Axis(grid=False, labelOverlap=True, labelExpr=_SHORT_COUNT, **ticks),
+        )
+    }
     data = data.assign(end=_label_heights(data[data["text"].str.strip() != ""], axis))
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
-    base = {"x": x}
     lines = base | {"color": _COLOR, "detail": apart}
     looks = {"pred": {"strokeDash": [3, 3], "strokeWidth": 1.4}, "y": {"strokeWidth": 2}}
     layers = [
@@ -238,8 +248,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
 def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
     """Return an encoding with one row per series, and the layer of the labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
-    order = list(dict.fromkeys(data["series"]))
-    base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
+    base = {"y": alt.Y("series:N", title=None, sort=[*data["series"].unique()], axis=ink)}
     right = base | {"x": alt.value("width"), "text": alt.Text("text:N")}
     return base, _layer("text", right, align="left", dx=8)
 
@@ -254,7 +263,7 @@ def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
 
 
 def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
-    parts = list(dict.fromkeys(data["part"]))
+    parts = [*data["part"].unique()]
     once = data["text"].where(~data["series"].duplicated(), "")
     data = data.assign(place=data["part"].map(parts.index), text=once)
     colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]

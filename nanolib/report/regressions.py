@@ -64,9 +64,12 @@ def since_before(store: Store, run_ids: Sequence[str], figures: pd.DataFrame) ->
         return None
     base, current = (store.measurements(ids, samples=True) for ids in (before, run_ids))
     common = base[CASE_KEY].merge(current[CASE_KEY]).drop_duplicates()
-    runs = [store.runs_of([*before, *run_ids])]
-    sides = (rows.merge(common) for rows in (base, current))
-    return compare_rows(*sides, runs=runs, repeats=repeats([figures]))
+    return compare_rows(
+        base.merge(common),
+        current.merge(common),
+        runs=[store.runs_of([*before, *run_ids])],
+        repeats=repeats([figures]),
+    )
 
 
 def comparison_verdict(found: Comparison) -> list[Finding]:
@@ -77,9 +80,11 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
         evidence = ", ".join(filter(None, [line.change.strip("—"), line.message]))
         findings.append(Finding(f"{line.finding.capitalize()}: {line.name}", evidence))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
-    drift = "The runs were measured at different times, so machine drift is not controlled"
-    next_step = "run nano ab REV_A REV_B to measure the two revisions in turns"
-    return [*findings, Finding(drift, next_step=next_step)]
+    drift = Finding(
+        "The runs were measured at different times, so machine drift is not controlled",
+        next_step="run nano ab REV_A REV_B to measure the two revisions in turns",
+    )
+    return [*findings, drift]
 
 
 def comparison_chart(found: Comparison) -> Drawing:
@@ -91,8 +96,9 @@ def comparison_chart(found: Comparison) -> Drawing:
     timed = [line for line in found.lines if line.verdict]
     timed.sort(key=lambda line: line.finding in _QUIET)
     drawn = timed[:_MOST_SHOWN]
-    ends = [line.verdict.interval for line in drawn]
-    data = pd.DataFrame(ends, columns=["low", "x", "high"]).assign(
+    data = pd.DataFrame(
+        [line.verdict.interval for line in drawn], columns=["low", "x", "high"]
+    ).assign(
         panel=[line.experiment for line in drawn],
         # All timings are latencies, so their names do not need the metric.
         series=[f"{line.case} {line.metric.removeprefix('latency')}".strip() for line in drawn],
@@ -103,14 +109,15 @@ def comparison_chart(found: Comparison) -> Drawing:
         shared, short = share_words(list(names))
         data.loc[names.index, "series"] = short
         data.loc[names.index, "panel"] = " ".join([experiment, *shared])
-    few = f"The chart shows {_MOST_SHOWN} of {len(timed)} timings."
     return plot(
         data,
         "Changes since earlier runs",
         "rows",
         subtitle=[
             "A: earlier runs. B: the newest runs, measured at another time.",
-            few if len(timed) > _MOST_SHOWN else "",
+            f"The chart shows {_MOST_SHOWN} of {len(timed)} timings."
+            if len(timed) > _MOST_SHOWN
+            else "",
             f"Green: no change (±{MARGIN:.0%}). Changes below {found.threshold:.0%} do not count.",
         ],
         unit="Ratio B / A (higher is slower)",
@@ -125,19 +132,23 @@ def comparison_chart(found: Comparison) -> Drawing:
 def history_verdict(found: list[History]) -> list[Finding]:
     """Return findings about the latest changes, with the revisions before and after."""
     if not found:
-        why = "no value above 0 was measured in two runs of one machine"
-        return [Finding("There is no history yet", why)]
+        return [
+            Finding(
+                "There is no history yet",
+                "no value above 0 was measured in two runs of one machine",
+            )
+        ]
     changed = [one for one in found if one.changes]
     runs = max(len(history.points) for history in found)
     what = "timings" if found[0].metric == "latency" else "series"
-    level = f"{len(changed)} of {len(found)} {what} changed their level over up to {runs} runs"
-    findings = [Finding(level)]
+    findings = [
+        Finding(f"{len(changed)} of {len(found)} {what} changed their level over up to {runs} runs")
+    ]
     if runs < LEAST_HISTORY:
         few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"
         findings.append(Finding(few, next_step="run nano compare latest~1 latest until then"))
     for one in changed[:_MOST_NAMED]:
         name, last = f"{one.experiment} {one.case} {one.scope}".strip(), one.changes[-1]
         text = f"{name} became {'worse' if last.worse else 'better'}"
-        next_step = f"run {one.command}" if one.command else ""
-        findings.append(Finding(text, str(last), next_step))
+        findings.append(Finding(text, str(last), f"run {one.command}" if one.command else ""))
     return findings

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from nanolib.report import tables
-from nanolib.report.finding import MOST_FINDINGS, Finding
+from nanolib.report.finding import Finding
 from nanolib.report.theme import Chart, Drawing, is_empty
 
 MOST_CHARTS = 3  # The page and the notebooks show the first charts of a section.
+# Readers skip longer lists of findings, and the tables show all other results.
+_MOST_FINDINGS = 5
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Section:
         for finding in self.find(rows):
             sound = finding.without_busy_order()
             kept.setdefault((sound.about, "" if sound is not finding else str(finding)), sound)
-        return list(kept.values())[:MOST_FINDINGS]
+        return list(kept.values())[:_MOST_FINDINGS]
 
 
 @dataclass(frozen=True)

@@ -124,11 +124,13 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
     findings = []
     for scope, group in timed[timed["mfu"].notna()].groupby("scope", sort=False):
         best = group.loc[group["share"].idxmax()]
-        counts = group["bound"].value_counts().items()
-        kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
+        kinds = (
+            f"{bound}-bound in {count} of {len(group)} cases"
+            for bound, count in group["bound"].value_counts().items()
+        )
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
-        reached = f"{best['factor.name']} reaches {Estimate.of(best, 'share').percent}"
-        evidence = f"{reached} of the roofline at {best['factor.seq_len']:,.0f} tokens"
+        evidence = f"{best['factor.name']} reaches {Estimate.of(best, 'share').percent} of the "
+        evidence += f"roofline at {best['factor.seq_len']:,.0f} tokens"
         findings.append(Finding(answer, evidence))
     return findings
 
@@ -183,8 +185,7 @@ def find_fastest(
     best, lines = pick_fastest(lines, column), lines.sort_values(column, kind="stable")
     if best["is_slower"]:
         return []
-    orders = {one.name: one.compare_to(ONE) for one in best["speed_up_over"]}
-    ties = [other for other, order in orders.items() if order is Order.NO_DIFFERENCE]
+    ties = [one.name for one in best["speed_up_over"] if one.compare_to(ONE) is Order.NO_DIFFERENCE]
     tied = lines[lines[name].isin([best[name], *ties])]
     evidence = join_words(in_ms(line, column) for _, line in tied.iterrows())
     text, next_step, among = f"{best[name]} is the fastest {kind} {where}", "", lines
@@ -208,7 +209,9 @@ def drop_short(
     short = table[table["steps"] < LEARNING_STEPS]
     if short.empty:
         return table, []
-    text = f"The loss of {len(short)} of {len(table)} {what} was not compared"
-    evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
-    next_step = f"set {parameter} to at least {LEARNING_STEPS}"
-    return table.drop(short.index), [Finding(text, evidence, next_step)]
+    finding = Finding(
+        f"The loss of {len(short)} of {len(table)} {what} was not compared",
+        f"{int(short['steps'].max())} training steps are {SMOKE_TEST}",
+        f"set {parameter} to at least {LEARNING_STEPS}",
+    )
+    return table.drop(short.index), [finding]

@@ -85,10 +85,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _cell(value, low: float | None, high: float | None) -> str:
-    if isinstance(value, list):
-        return ", ".join(value)
-    if value is None or isinstance(value, bool | str):
-        return str(value or "")
+    if isinstance(value, str):
+        return value
     if pd.isna(value):
         return "—"
     return format_with_interval(float(value), low, high)
@@ -102,8 +100,9 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
 
     The status of a case without a stored `case_duration` is `ok`.
     """
-    columns = [*CASE, *(f"factor.{name}" for name in factors)]
-    table = rows.drop_duplicates(CASE).reindex(columns=columns)
+    table = rows.drop_duplicates(CASE).reindex(
+        columns=[*CASE, *(f"factor.{name}" for name in factors)]
+    )
     ends = rows.loc[rows["metric"] == "case_duration", [*CASE, "status", "message"]]
     table = table.merge(ends, on=CASE, how="left")
     table = table.fillna({"status": "ok", "message": ""})
@@ -175,8 +174,14 @@ def with_speed_ups(
     found = {}  # key and scope → speed-ups
     for row in pick(rows, "speed_up").to_dict("records"):
         of, _, baseline = row["scope"].partition(OVER)
-        ends, busy = (row["low"], row["estimate"], row["high"]), Flag.BUSY_MACHINE in row["flags"]
-        figure = Estimate(*ends, "speed_up", baseline, busy)
+        figure = Estimate(
+            row["low"],
+            row["estimate"],
+            row["high"],
+            "speed_up",
+            baseline,
+            Flag.BUSY_MACHINE in row["flags"],
+        )
         found.setdefault((*(row[part] for part in key), of), []).append(figure)
     scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
     over = [tuple(found.get(line, ())) for line in scopes]
@@ -262,7 +267,7 @@ def _safe_cell(value):
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    acts = value[:1] in list("=+-@\t\r")
+    acts = value.startswith(tuple("=+-@\t\r"))
     return ("'" if acts else "") + printable(value)
 
 

@@ -36,21 +36,27 @@ _LABELED = alt.condition("datum.label", alt.value(1), alt.value(0))
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
     """Return a color for each of the first four names, and gray for all further names."""
-    distinct = dict.fromkeys(names)
-    return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
+    return {
+        name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(dict.fromkeys(names), 1)
+    }
 
 
 def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
     why = printable(why)
-    heading = alt.Title(title, subtitle=textwrap.wrap(why, 100))
-    chart = alt.Chart(pd.DataFrame({"x": [0]})).mark_text(text="")
-    return themed(chart.properties(width=640, height=1, title=heading, usermeta={"empty": why}))
+    chart = alt.Chart(
+        pd.DataFrame({"x": [0]}),
+        width=640,
+        height=1,
+        title=alt.Title(title, subtitle=textwrap.wrap(why, 100)),
+        usermeta={"empty": why},
+    )
+    return themed(chart.mark_text(text=""))
 
 
 def is_empty(chart: Drawing) -> bool:
     """Return whether `empty_chart` made the chart."""
-    return isinstance(getattr(chart, "usermeta", None), dict)
+    return isinstance(chart.usermeta, dict)
 
 
 def themed(chart: Drawing) -> Drawing:
@@ -124,21 +130,25 @@ class Axis:
     log: bool
     domain: list[float]
     fmt: str
-    labels: Any = alt.Undefined
+    labels: Any
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
         """Return the encoding of the column `column`, or of ranges that end at the column `end`."""
         channel = alt.Y if self.channel == "y" else alt.X
-        along = channel(
-            f"{column}:Q",
-            title=self.title,
-            scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
-            axis=alt.Axis(
-                format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
-            ),
-        )
-        ends = {f"{self.channel}2": {"field": end}} if end else {}
-        return {self.channel: along} | ends
+        scale = "log" if self.log else "linear"
+        encoding = {
+            self.channel: channel(
+                f"{column}:Q",
+                title=self.title,
+                scale=alt.Scale(type=scale, domain=self.domain, nice=False),
+                axis=alt.Axis(
+                    format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
+                ),
+            )
+        }
+        if end:
+            encoding[f"{self.channel}2"] = {"field": end}
+        return encoding
 
 
 def domain_of(

@@ -93,9 +93,13 @@ def lab(tmp_path_factory):
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
     _take_less_time(folder)
     port = free_port()
-    own = ("config", "data", "runtime")
-    environment = {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in own}
-    environment |= {"NANOLIB_OUTPUT": str(folder / "outputs"), "PYTHONPATH": str(checkout())}
+    environment = {
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "NANOLIB_OUTPUT": str(folder / "outputs"),
+        "PYTHONPATH": str(checkout()),
+    }
     options = f"--no-browser --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0"
     options += " --IdentityProvider.token=t --allow-root --LabApp.news_url="
     options += " --LabApp.expose_app_in_browser=True"

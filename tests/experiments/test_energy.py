@@ -3,9 +3,8 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.view import energy_table, overhead_table
+from nanolib.experiments.energy.view import overhead_table
 from nanolib.experiments.model.case import ModelCase
-from nanolib.meters.integration import read_trace
 from nanolib.meters.recording import Trace
 from nanolib.store import Store
 from tests.experiments.own import TINY
@@ -13,22 +12,21 @@ from tests.measuring import rows_of
 from tests.shown import CHARTS, VERDICTS
 
 
-def _trace(folder, count, *watts):
-    """A recording of twenty samples per second that begins at a later time than zero."""
-    lines = [f"{1000 + at / 20},{watts[at % len(watts)]}" for at in range(count)]
-    file = folder / "trace.csv"
-    file.write_text("\n".join(["t_s,power_w", *lines, ""]))
-    return file
-
-
-def test_a_recording_begins_at_zero(tmp_path):
-    assert read_trace(_trace(tmp_path, 2, 5, 7)) == ([0.0, pytest.approx(0.05)], [5.0, 7.0])
-
-
-def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
-    given = {"phases": ["prefill"], "overrides": TINY, "seq_lens": [8], "device": "cpu"}
-    given |= {"window_s": 0.7, "profiling": [], "budget_s": 0.02}
-    params = energy.Params(power_trace=str(_trace(tmp_path, 2000, 102, 100)), **given)
+def test_what_a_recording_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
+    """Twenty samples per second, the first of them at a later time than zero."""
+    lines = [f"{1000 + at / 20},{102 - 2 * (at % 2)}\n" for at in range(2000)]
+    file = tmp_path / "trace.csv"
+    file.write_text("t_s,power_w\n" + "".join(lines))
+    params = energy.Params(
+        power_trace=str(file),
+        phases=["prefill"],
+        overrides=TINY,
+        seq_lens=[8],
+        device="cpu",
+        window_s=0.7,
+        profiling=[],
+        budget_s=0.02,
+    )
     rows = rows_of(energy, params, tmp_path)
     read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
     assert set(read.provenance) == {"replayed"} and set(read.method) == {"replay"}
@@ -40,11 +38,11 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
 
 
 def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
-    shape = {"phases": ["prefill"], "seq_lens": [32], "batch_size": 2, "device": "cpu"}
-    (case,) = energy.cases(energy.Params(overrides=TINY, **shape))
+    params = energy.Params(overrides=TINY, phases=["prefill"], seq_lens=[32], batch_size=2)
+    (case,) = energy.cases(params)
     forward = ModelCase(*case.shape, "inference")
     call = case.model_case.step(0).generation.prefill
-    row = next(case._energy_rows(call, energy.Params(**shape), Trace()))
+    row = next(case._energy_rows(call, params, Trace()))
     config = forward.config
     others = 2 * 2 * 31 * config.d_model * config.vocab_size  # the head, of all positions but one
     assert row.estimate == forward.formulas()["flops"] - others
@@ -53,11 +51,16 @@ def test_the_flops_of_a_prefill_are_of_the_logits_that_it_computes():
 
 def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
-    shape = {"overrides": TINY | {"num_layers": 2}, "seq_lens": [32], "new_tokens": 8}
-    quick = {"window_s": 1.1, "budget_s": 0.2}
-    rows = rows_of(energy, energy.Params(phases=["decode"], **shape, **quick), tmp_path)
+    params = energy.Params(
+        phases=["decode"],
+        overrides=TINY | {"num_layers": 2},
+        seq_lens=[32],
+        new_tokens=8,
+        window_s=1.1,
+        budget_s=0.2,
+    )
+    rows = rows_of(energy, params, tmp_path)
     assert set(rows.status) == {"ok"}
-    assert len(energy_table(rows)) == 1
     joules = rows[rows.metric.isin(["energy", "power", "energy_per_token"])]
     if set(joules.method) == {"utilisation"}:
         assert set(joules.provenance) == {"estimated"} and (joules.low < joules.high).all()
@@ -66,8 +69,8 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
 
     found = rows[rows.metric == "layer_time"]
     details = list(found.details)
-    names = ["embedding", "blocks.0", "blocks.1", "norm", "head"]
-    assert [one["layer"] for one in details] == names
+    layers = "embedding blocks.0 blocks.1 norm head"
+    assert " ".join(one["layer"] for one in details) == layers
     assert sum(one["share"] for one in details) == pytest.approx(1)
     assert {"attention_fused", "gate", "between"} < {*details[1]["operations_ms"]}
     with Store(tmp_path / "results.sqlite") as store:
@@ -82,11 +85,7 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
         assert tokens == found.n.iloc[0] + detailed > found.n.iloc[0] and samples > 0
         sections = store.connection.execute("SELECT name FROM sections ORDER BY id")
         assert [name for (name,) in sections] == ["idle", "decode", "decode"]
-        layers = {name for (name,) in store.connection.execute("SELECT layer FROM layers")}
-        assert layers > {"model", "embedding", "blocks.0.mlp.down", "head"}
 
     costs = overhead_table(rows)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
-    findings = "\n".join(VERDICTS["energy"](rows))
-    assert "Most of the forward pass is spent in" in findings
-    assert "The profiling overhead is" in findings or "used the machine" in findings
+    assert "Most of the forward pass is spent in" in "\n".join(VERDICTS["energy"](rows))

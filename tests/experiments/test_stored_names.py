@@ -18,8 +18,8 @@ def case_ids():
     for file in sorted(params.rglob("*.yml")):
         module = ALL[file.stem.split("-")[0]]()
         if hasattr(module, "cases"):
-            cases = module.cases(module.Params(**read_yaml(file) | {"device": "cpu"}))
-            ids = [case.case_id for case in cases]
+            given = module.Params(**read_yaml(file) | {"device": "cpu"})
+            ids = [case.case_id for case in module.cases(given)]
             digest = hashlib.sha256("".join(ids).encode()).hexdigest()[:16]
             found[file.relative_to(params).as_posix()] = [len(ids), digest]
     return found

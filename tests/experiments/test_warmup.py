@@ -5,14 +5,14 @@ import pytest
 
 from nanolib.experiments.warmup.cases import _count_warmup
 
-N, DRAWS = 40, 40
+N = 40
 STEP = np.arange(N)
 FLAT, FALLING = np.ones(N), 2 - STEP / N
 FIRST = np.where(STEP == 0, 20.0, 1.0)
 PLATEAU = np.where(STEP == 0, 5.0, np.where(STEP < 8, 1.32, 1.0))
 
 
-def _rows(shape, noise, draws=DRAWS):
+def _rows(shape, noise, draws=40):
     rng = np.random.default_rng(0)
     curves = (10 * shape * (1 + noise * rng.normal(size=N)) for _ in range(draws))
     return [_count_warmup([*curve], "forward") for curve in curves]

@@ -53,7 +53,7 @@ def _choices(annotation, said):
     """A parameter's values, where its words name neither all of them nor their place in nanolib."""
     inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     values = [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
-    if len(values) < 2 or "nanolib." in said or all(value in said for value in values):
+    if "nanolib." in said or all(value in said for value in values):
         return ""
     return f": {', '.join(values)}"
 

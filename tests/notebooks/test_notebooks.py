@@ -52,8 +52,8 @@ def test_the_committed_notebook_is_valid_short_and_was_run_in_order(name):
     shown = [out.get("data", {}) for out in outputs]
     charts = [data for data in shown if "application/vnd.vega.v5+json" in data]
     assert charts and all("text/plain" in data for data in charts)
-    palette = 3  # the color type that a PNG's header names
-    assert {base64.b64decode(data["image/png"])[25] for data in charts} == {palette}
+    # the color type in the header of a PNG with a palette
+    assert {base64.b64decode(data["image/png"])[25] for data in charts} == {3}
 
 
 @every_notebook

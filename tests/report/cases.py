@@ -13,23 +13,21 @@ def timed(scope, low, ms, high, **rest):
 SHAPE = SIZES | {"causal": False, "options": {}}
 
 
-def attention_case(name, low, ms, high, tiles=0.0, sparsity=0.7, flags=(), **shape):
-    is_mask = not name.startswith(("dense", "own", "chunked"))
-    empty = (Flag.MASK_IS_DENSE,) if is_mask and not sparsity else ()
-    found = [
-        timed("forward", low, ms, high, flags=flags),
-        exact("sparsity", sparsity, flags=empty),
+def attention_case(name, low, ms, high, tiles=0.0, sparsity=0.7, **shape):
+    return SHAPE | {"name": name} | shape, [
+        timed("forward", low, ms, high),
+        exact("sparsity", sparsity, flags=() if sparsity else (Flag.MASK_IS_DENSE,)),
         exact("block_sparsity", tiles),
     ]
-    return SHAPE | {"name": name} | shape, found
 
 
-def quality_case(target, losses, steps=400):
-    """The loss of a trained decoder above dense, by scope; some intervals."""
-    found = [exact("sparsity", target), interval("loss", 1.9, 2.0, 2.1, scope="dense")]
-    found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
-    factors = {"name": f"window s={target}"}
-    return SIZES | factors | {"seeds": 5, "steps": steps}, found
+def quality_case(target, ends, steps=400):
+    """The loss of a trained decoder above dense, with its interval."""
+    return SIZES | {"name": f"window s={target}", "seeds": 5, "steps": steps}, [
+        exact("sparsity", target),
+        interval("loss", 1.9, 2.0, 2.1, scope="dense"),
+        interval("loss_difference", *ends, scope="replaced"),
+    ]
 
 
 MODEL = SIZES | {"attention_type": "dense", "name": "tiny", "optimization": "eager"}
@@ -39,23 +37,18 @@ def model_case(mode, found, **shape):
     return MODEL | {"mode": mode} | shape, [exact("weight_memory", 5.0), *found]
 
 
-def inference(low=11, ms=12, high=15, **shape):
-    found = [
-        timed("inference", low, ms, high),
-        interval("tokens_per_second", 12_800, 16_000, 17_450, scope="inference"),
-    ]
-    return model_case("inference", found, **shape)
+def inference():
+    rate = interval("tokens_per_second", 12_800, 16_000, 17_450, scope="inference")
+    return model_case("inference", [timed("inference", 11, 12, 15), rate])
 
 
-def rank_case(
-    algorithm, ends, parts=(), world=4, flags=(), seq_len=4096, dtype="float32", phase="decode"
-):
+def rank_case(algorithm, ends, parts=(), world=4, flags=()):
     """An algorithm with its interval and those of compute, wait and communication."""
-    found = [timed(phase, *ends, flags=flags)]
+    found = [timed("decode", *ends, flags=flags)]
     for kind, part in zip(("compute", "wait", "communication"), parts, strict=False):
         found.append(interval("component_time", *part, scope=kind))
-    shape = {"seq_len": seq_len, "dtype": dtype, "world_size": world, "nodes": 1}
-    return shape | {"phase": phase, "algorithm": algorithm}, found
+    shape = {"seq_len": 4096, "dtype": "float32", "world_size": world, "nodes": 1}
+    return shape | {"phase": "decode", "algorithm": algorithm}, found
 
 
 def decode_cases(algorithms, alone=None, **shape):
@@ -68,7 +61,7 @@ COMPUTING = [(8, 8.5, 9), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)]
 CORES = (Flag.OVERSUBSCRIBED,)
 
 
-def fp8_case(size, precision, low, ms, high, **changes):
+def fp8_case(size, precision, low, ms, high):
     factors = {
         "preset": f"preset {size}",
         "name": f"size {size}",
@@ -80,7 +73,7 @@ def fp8_case(size, precision, low, ms, high, **changes):
     }
     row = timed("inference", low, ms, high, details={"parameters": size})
     bound = Measurement("converted_share", 0.5, scope="model", details={"amdahl_bound": 1.75})
-    return factors | changes, [row, bound]
+    return factors, [row, bound]
 
 
 def parity_case(recipe, verdict, difference, control=False, steps=400, margin=0.0025, **rest):

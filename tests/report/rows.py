@@ -32,8 +32,8 @@ def elsewhere(file):
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("UPDATE machines SET machine_id = ?, cpu = ?", (OTHER, EVIL))
         connection.execute("UPDATE runs SET machine_id = ?, label = ?", (OTHER, EVIL))
-        failed = "status = 'unsupported'"
-        connection.execute(f"UPDATE measurements SET message = ? WHERE {failed}", (EVIL * 50,))
+        failed = "UPDATE measurements SET message = ? WHERE status = 'unsupported'"
+        connection.execute(failed, (EVIL * 50,))
         named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
         for (table,) in connection.execute(named).fetchall():
             connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
@@ -43,15 +43,8 @@ def elsewhere(file):
     connection.close()
 
 
-# Experiment → the factor whose value tells baselines, how it begins, what they are called, and what
-# a group shares.
-_NAMES = {
-    "name",
-    "optimization",
-    "precision",
-    "options",
-    "algorithm",
-}  # cases that differ in these share a group
+# Cases that differ in these factors share a group.
+_NAMES = {"name", "optimization", "precision", "options", "algorithm"}
 # Experiment → the factor that tells baselines, and how it begins.
 _BASELINES = {
     "attention": ("name", ("dense", "flash_attn")),
@@ -72,8 +65,7 @@ def in_turns(experiment, cases):
 def _gains(experiment, factors, rows, cases):
     for base, title in _baselines(experiment, factors, rows, cases):
         for own in rows:
-            is_timed = own is not base and own.metric == base.metric == "latency"
-            if is_timed and own.scope == base.scope:
+            if own.metric == base.metric == "latency" and own.scope == base.scope:
                 yield _gain(own, base, title)
 
 
@@ -100,7 +92,7 @@ def _gain(own, base, title):
     ends = base.low / own.high, base.estimate / own.estimate, base.high / own.low
     flags = tuple({*own.flags, *base.flags} & {Flag.BUSY_MACHINE})
     rest = {"method": "rounds", "scope": f"{own.scope} over {title}", "flags": flags}
-    return interval("speed_up", *(None if end != end else end for end in ends), **rest)
+    return interval("speed_up", *ends, **rest)
 
 
 def points(chart, *columns):

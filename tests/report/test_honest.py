@@ -7,11 +7,7 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import LEARNING_STEPS, METRICS, Flag
-from tests.report.cases import (
-    attention_case,
-    parity_case,
-    quality_case,
-)
+from tests.report.cases import attention_case, parity_case, quality_case
 from tests.report.contradictions import contradictions
 from tests.report.rows import points
 from tests.shown import CHARTS, SECTIONS, VERDICTS
@@ -19,9 +15,9 @@ from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
 def test_runs_too_short_to_learn_are_smoke_tests(measured, steps):
-    short, losses = steps < LEARNING_STEPS, {"replaced": (0.1, 0.2, 0.3)}
+    short = steps < LEARNING_STEPS
     parity = measured("fp8", [parity_case("fp8_rowwise", "equivalent", 0.0, steps=steps)])
-    cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, losses, steps)]
+    cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, (0.1, 0.2, 0.3), steps)]
     quality = measured("attention", cases)
     for experiment, rows, claim in (
         ("fp8", parity, "equivalent to bf16"),
@@ -41,21 +37,20 @@ _ORDER = re.compile(
 
 
 def _busy(rows):
-    # stored rows may have metrics that nanolib no longer makes
-    timed = [name in METRICS and METRICS[name].is_timed for name in rows["metric"]]
-    flags = [
-        [*flags, Flag.BUSY_MACHINE.value] if one else flags
-        for flags, one in zip(rows["flags"], timed, strict=True)
-    ]
-    return rows.assign(flags=flags)
+    return rows.assign(
+        flags=[
+            [*row.flags, Flag.BUSY_MACHINE.value] if METRICS[row.metric].is_timed else row.flags
+            for row in rows.itertuples()
+        ]
+    )
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
 def test_no_section_orders_timings_that_others_disturbed(section, stored):
     quiet, busy = (VERDICTS[section.experiment](rows) for rows in (stored, _busy(stored)))
     assert len(busy) <= 5 and not [line for line in busy if _ORDER.search(line)]
-    orders = any(_ORDER.search(line) for line in quiet)
-    assert not orders or any("so nanolib does not rank these estimates" in line for line in busy)
+    if any(_ORDER.search(line) for line in quiet):
+        assert any("so nanolib does not rank these estimates" in line for line in busy)
 
 
 # Metrics whose intervals are drawn at random → what they are when nothing differs, less one.

@@ -59,8 +59,10 @@ def test_a_peak_is_reported_and_drawn_with_what_uses_it(measured, weights, said)
 def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
     factors, rows = inference()
     for scope, share in (("run_to_run", 1.0), ("batch", 1.0), ("decode", agreement)):
-        rows.append(exact("ulp_difference", 12.0, scope=scope))
-        rows.append(exact("greedy_agreement", share, scope=scope))
+        rows += [
+            exact("ulp_difference", 12.0, scope=scope),
+            exact("greedy_agreement", share, scope=scope),
+        ]
     found = [line for line in say("model", [(factors, rows)]) if "greedy" in line]
     # The comparison splits each of 3 sequences of 64 tokens in two.
     said = (

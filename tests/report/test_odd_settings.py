@@ -5,7 +5,7 @@ import pandas as pd
 from nanolib.measurement import Status
 from nanolib.report.display import Table
 from tests.report.cases import fp8_case, parity_case
-from tests.report.rows import ended
+from tests.report.rows import ended, points
 from tests.shown import CHARTS
 
 SPEED = [fp8_case(1, "bfloat16", 9, 10, 11), fp8_case(1, "fp8", 3.9, 4, 4.1)]
@@ -23,30 +23,25 @@ def test_what_fp8_did_not_measure_is_said_with_its_parameter_and_not_with_other_
     say, measured
 ):
     cases = [*SPEED, *_failed([fp8_case(2, "fp8", 1, 2, 3)], "no FP8 units")]
-    assert say("fp8", cases)[1] == (
-        "The loss of FP8 was not compared with bf16. Next: set parity_recipes."
-    )
+    why = "The loss of FP8 was not compared with bf16"
+    assert say("fp8", cases)[1] == f"{why}. Next: set parity_recipes."
     rows = measured("fp8", cases)
     assert _empty("fp8_parity", rows) == "no case measured this; set parity_recipes"
     cases = _failed([parity_case("fp8", "worse", 0.1)], "no FP8 units")
-    assert say("fp8", cases) == ["The loss of FP8 was not compared with bf16: no FP8 units."]
+    assert say("fp8", cases) == [f"{why}: no FP8 units."]
     assert "no FP8 units" in _empty("fp8_parity", measured("fp8", cases))
     assert say("fp8", []) == ["FP8 was not measured. Next: run nano run quick fp8."]
 
 
 def test_a_control_does_not_answer_whether_the_loss_matches(say):
-    cases = [
-        parity_case("bf16_again", "equivalent", 0.0, control=True),
-        parity_case("fp8", "worse", 0.1),
-    ]
-    first, second, *_ = say("fp8", cases)
+    control = parity_case("bf16_again", "equivalent", 0.0, control=True)
+    first, second, *_ = say("fp8", [control, parity_case("fp8", "worse", 0.1)])
     assert first.startswith("fp8 has a higher loss") and second.startswith("bf16 again has")
 
 
 def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
-    data = CHARTS["fp8_precisions"](measured("fp8", SPEED)).to_dict()["datasets"].values()
-    texts = {row["series"]: row["text"] for rows in data for row in rows if "series" in row}
-    assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
+    texts = points(CHARTS["fp8_precisions"](measured("fp8", SPEED)), "series", "text")
+    assert ("fp8", "4.00 ms, 2.5× as fast as bf16") in texts
 
 
 def test_an_empty_table_does_not_speak_of_a_measurement():

@@ -17,10 +17,10 @@ from tests.shown import CHARTS
 BAD = [0.0, -1.0, math.inf]
 
 
-def _chart(log="", subtitle=(), unit="", **columns):
+def _chart(log="", unit="", **columns):
     """A chart of three points."""
     given = {"series": ["fine", "<odd>", "too"], "x": [1, 2, 4], "y": [2.0, 3.0, 5.0]} | columns
-    return plot(pd.DataFrame(given), "Made", log=log, subtitle=subtitle, unit=unit)
+    return plot(pd.DataFrame(given), "Made", log=log, unit=unit)
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -33,8 +33,7 @@ def test_the_glossary_explains_every_flag_as_the_report_does():
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
     """The rows of runs in which every case of every notebook failed."""
-    why = {"status": Status.ERROR, "message": "out of luck", "details": {"attempts": 1}}
-    ended = Measurement("case_duration", None, **why)
+    ended = Measurement("case_duration", status=Status.ERROR, message="out of luck")
     with Store(tmp_path_factory.mktemp("failed") / "results.sqlite") as store:
         for job in plan(ALL, list(MEASURING), {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}

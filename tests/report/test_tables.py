@@ -25,20 +25,13 @@ def test_cases_that_failed_and_flags_are_counted(measured):
 def test_cells_are_for_people():
     table = pd.DataFrame(
         {"a": [12.0, math.nan], "a_low": [11.0, 1.0], "a_high": [15.0, 2.0],
-         "flags": [["x", "y"], []], "b": [True, None], "algorithm": ["pass_q", None],
+         "b": ["x", None], "algorithm": ["pass_q", None],
          "direction": "forward_backward", "hidden": 1}
     )  # fmt: skip
-    names = {
-        "direction": "D",
-        "a": "A [95 %]",
-        "flags": "F",
-        "b": "B",
-        "algorithm": "",
-        "none": "N",
-    }
+    names = {"direction": "D", "a": "A [95 %]", "b": "B", "algorithm": "", "none": "N"}
     shown = tables.readable(table, names)
-    assert list(shown.columns) == ["D", "A [95 %]", "F", "B", ""]
+    assert list(shown.columns) == ["D", "A [95 %]", "B", ""]
     assert shown.to_numpy().tolist() == [
-        ["forward + backward", "12.0 [11.0 … 15.0]", "x, y", "True", "pass q"],
-        ["forward + backward", "—", "", "", "—"],
+        ["forward + backward", "12.0 [11.0 … 15.0]", "x", "pass q"],
+        ["forward + backward", "—", "—", "—"],
     ]

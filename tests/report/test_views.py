@@ -1,7 +1,5 @@
 """A notebook's charts show its numbers in their units, and are hollow where these say little."""
 
-from types import SimpleNamespace
-
 from nanolib.cli.run import _conclude
 from nanolib.measurement import Provenance, exact
 from nanolib.store import Store
@@ -67,7 +65,7 @@ def test_each_notebook_ends_in_the_terminal_with_its_question_and_first_conclusi
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     results(tmp_path).rename(tmp_path / "results.sqlite")
     with Store(create=False) as store:
-        run_ids = store.runs()["run_id"]
-    ends = [_conclude(SimpleNamespace(status="done", run_id=run_id)) for run_id in run_ids]
-    assert len({question for question, *_ in ends}) == len(run_ids) == 6
+        runs = store.runs().assign(status="done")
+    ends = [_conclude(run) for run in runs.itertuples()]
+    assert len({question for question, *_ in ends}) == len(ends) == 6
     assert all(len(end) == 3 and end[1].startswith("  ") for end in ends)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class AttentionCase(Case):
     """Case of one attention at one shape. Charts show the `name` of the case."""
 
     # All other factors describe the shape.
-    VARIES: ClassVar = ("name", "attention_type", "options")
+    VARIES = ("name", "attention_type", "options")
 
     name: str
     attention_type: str
@@ -49,8 +49,13 @@ class AttentionCase(Case):
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
-        dtype, size = getattr(torch, self.dtype), self._parsed.block_size
-        return sparse.uses_flex(self.device, dtype, self.head_dim, self.seq_len, size)
+        return sparse.uses_flex(
+            self.device,
+            getattr(torch, self.dtype),
+            self.head_dim,
+            self.seq_len,
+            self._parsed.block_size,
+        )
 
     @property
     def runs_code(self) -> bool:
@@ -92,11 +97,12 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        drawn = (
-            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+        return tuple(
+            torch.randn(
+                self.batch_size, heads, self.seq_len, self.head_dim, generator=generator
+            ).to(self.device, getattr(torch, self.dtype))
             for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         )
-        return tuple(x.to(self.device, getattr(torch, self.dtype)) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""
@@ -184,8 +190,13 @@ class AttentionCase(Case):
         first_ms = timed_call_ms(forward.call)
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
-            asked = self.options.get("sparsity")
-            yield exact("sparsity", work.sparsity, method="mask", predicted=asked, flags=flags)
+            yield exact(
+                "sparsity",
+                work.sparsity,
+                method="mask",
+                predicted=self.options.get("sparsity"),
+                flags=flags,
+            )
             yield exact("block_sparsity", work.block_sparsity, method="mask")
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
@@ -206,8 +217,9 @@ class AttentionCase(Case):
             if work is not None:
                 flops = round(factor * work.flops(self.batch_size, self.num_heads, self.head_dim))
                 yield exact("flops", flops, scope=scope)
-                roofline = roofline_ms(flops, moved, self.dtype, ceilings)
-                latency = replace(latency, predicted=roofline)
+                latency = replace(
+                    latency, predicted=roofline_ms(flops, moved, self.dtype, ceilings)
+                )
                 yield from rate_rows(latency, flops, self.dtype, ceilings)
             yield latency
             if scope == "forward":

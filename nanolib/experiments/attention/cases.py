@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean  # The result of `sum` differs between versions of Python.
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -59,8 +59,8 @@ class Params(shared.Params):
         quality_layers: Number of layers of the trained decoder.
     """
 
-    NAME: ClassVar[str] = "attention"
-    MAIN: ClassVar = (
+    NAME = "attention"
+    MAIN = (
         "seq_lens",
         "batch_sizes",
         "attention_types",
@@ -141,26 +141,37 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def cases(params: Params) -> list[Case]:
     """List the cases of peak rates, of each attention at each shape, and of pattern losses."""
     device = resolve_device(params.device)
-    kv_heads = params.num_kv_heads or params.num_heads
-    rest = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = map(_kind, params.attention_types)
     shapes = product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
-    for seq_len, batch_size, dtype, (kind, options) in shapes:
-        shape = (seq_len, batch_size, dtype, *rest)
-        found.append(AttentionCase(device, kind_name(kind, options), kind, options, *shape))
-    for options in params.quality_attentions:
-        case = QualityCase(
-            device,
-            kind_name("sparse", options),
-            options,
-            params.quality_seq_len,
-            params.quality_seeds,
-            params.quality_steps,
-            params.quality_d_model,
-            params.quality_layers,
+    for *shape, (kind, options) in shapes:
+        found.append(
+            AttentionCase(
+                device,
+                kind_name(kind, options),
+                kind,
+                options,
+                *shape,
+                params.num_heads,
+                params.num_kv_heads or params.num_heads,
+                params.head_dim,
+                params.causal,
+                params.backward,
+            )
         )
-        found.append(case)
+    for options in params.quality_attentions:
+        found.append(
+            QualityCase(
+                device,
+                kind_name("sparse", options),
+                options,
+                params.quality_seq_len,
+                params.quality_seeds,
+                params.quality_steps,
+                params.quality_d_model,
+                params.quality_layers,
+            )
+        )
     return found
 
 
@@ -195,7 +206,7 @@ class QualityCase(Case):
         num_layers: Number of layers.
     """
 
-    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
+    supports_ab = False  # The case has no timings that `nano ab` could compare.
 
     name: str
     options: dict[str, Any]
@@ -216,8 +227,9 @@ class QualityCase(Case):
             the scope `replaced`. All rows are means over seeds with intervals. Losses are in nats
             per byte.
         """
-        shape = {"context_length": self.seq_len, "d_model": self.d_model}
-        shape |= {
+        shape = {
+            "context_length": self.seq_len,
+            "d_model": self.d_model,
             "num_layers": self.num_layers,
             "num_heads": 4,
             "vocab_size": training.TEXT_VOCAB_SIZE,
@@ -244,8 +256,14 @@ def _batches(model: Transformer, count: int, seed: int | None) -> Iterator[torch
     cut = len(data) * 9 // 10
     part = data[cut:] if seed is None else data[:cut]
     generator = torch.Generator().manual_seed(seed or 0)
-    length, device = model.config.context_length + 1, next(model.parameters()).device
-    return training.text_batches(part, count, _BATCH, length, generator, device)
+    return training.text_batches(
+        part,
+        count,
+        _BATCH,
+        model.config.context_length + 1,
+        generator,
+        next(model.parameters()).device,
+    )
 
 
 @torch.no_grad()

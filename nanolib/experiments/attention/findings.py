@@ -96,8 +96,9 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     `replaced` is the difference from the dense loss, in nats per byte. `pattern` is the first word
     of the name.
     """
-    table = case_rows(rows, ["name", "seq_len", "seeds", "steps"])
-    table = add_metric_columns(table, rows, _QUALITY)
+    table = add_metric_columns(
+        case_rows(rows, ["name", "seq_len", "seeds", "steps"]), rows, _QUALITY
+    )
     return with_state(table.assign(pattern=table["name"].str.split().str[0]))
 
 
@@ -132,16 +133,17 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         own += _compare_own(group, about)
         kernels = drop_missing(group[group["is_dense"]], "speed_up")
         longest = kernels["seq_len"].max()
-        where = f"at {longest:,.0f} tokens"
         kernels = kernels[kernels["seq_len"] == longest]
+        where = f"at {longest:,.0f} tokens"
         dense += find_fastest(kernels, "name", "forward", "dense kernel", where, about)
     if not sparse:
-        missing = Finding(
-            "Sparse attention was not compared with dense attention",
-            "no mask that removes pairs was timed in turns with a dense kernel",
-            "add both to attention_types, or use longer seq_lens",
+        own.append(
+            Finding(
+                "Sparse attention was not compared with dense attention",
+                "no mask that removes pairs was timed in turns with a dense kernel",
+                "add both to attention_types, or use longer seq_lens",
+            )
         )
-        own.append(missing)
     losses = _compare_losses(quality_table(rows))
     return [*sparse, *own, *losses, *dense, *roofline_words(rows, "attention")]
 
@@ -161,7 +163,9 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     first = best[best["order"] == best["order"].min()].iloc[-1]
     evidence = ". ".join([_format_gain(first), *others])
     next_step = "increase budget_s" if first["order"] == _UNCLEAR else ""
-    compared = tuple(pair for _, line in best.iterrows() for pair in _list_speed_ups(line))
+    compared = ()
+    for _, line in best.iterrows():
+        compared += _list_speed_ups(line)
     yield Finding(text, evidence, next_step, about, compared)
 
 

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -28,7 +28,6 @@ from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
 
-_MIN_CALLS = 12  # Smallest number of profiled calls.
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -54,9 +53,9 @@ class Params(OwnModelParams):
             mode profiles the layers.
     """
 
-    NAME: ClassVar[str] = "energy"
+    NAME = "energy"
     CHOSEN: ClassVar = {"dtype": "dtype"}
-    MAIN: ClassVar = (
+    MAIN = (
         "presets",
         "model",
         "model_options",
@@ -78,7 +77,7 @@ class Params(OwnModelParams):
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
+    phases: list[Phase] = Field(["prefill", "decode", "training_step"], min_length=1)
     window_s: float = Field(1.2, gt=0, le=86_400)
     idle_s: float = Field(2.0, ge=2, le=3600)
     power_trace: str = ""
@@ -101,7 +100,7 @@ class EnergyCase(ModelWorkCase):
     """Case of one phase of one model at one shape."""
 
     # `nano ab` compares blocks of timed calls, but this case measures one window of seconds.
-    supports_ab: ClassVar[bool] = False
+    supports_ab = False
 
     name: str
     preset: str
@@ -173,8 +172,12 @@ class EnergyCase(ModelWorkCase):
                     calls += 1
             rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
             rows += [row for row in meter.measurements(idle) if row.metric == "power"]
-        details = {"calls": calls, "seconds": window.seconds}
-        once = {"n": 1, "method": "window", "scope": self.phase, "details": details}
+        once = {
+            "n": 1,
+            "method": "window",
+            "scope": self.phase,
+            "details": {"calls": calls, "seconds": window.seconds},
+        }
         message = "mean over one window"
         yield Measurement("latency", 1e3 * window.seconds / calls, message=message, **once)
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
@@ -195,8 +198,16 @@ class EnergyCase(ModelWorkCase):
             time.
         """
         modes = {name: mode() for name, mode in MODES.items() if name in params.profiling}
-        limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-        rows = [*measure_overhead(model, call, modes, scope=self.phase, **limits)]
+        rows = list(
+            measure_overhead(
+                model,
+                call,
+                modes,
+                scope=self.phase,
+                budget_s=params.budget_s,
+                rel_ci=params.rel_ci,
+            )
+        )
         yield from rows
         *_, config = modes.values()
         if config.turns:
@@ -204,7 +215,7 @@ class EnergyCase(ModelWorkCase):
         meter = EnergyMeter(params.sources(), device=self.device, trace=readings)
         profiler = LayerProfiler(model, config, trace=readings)
         synchronize, calls = synchronizer(self.device), 0
-        least = max(_MIN_CALLS, 1 + (len(config.turns) - 1) * config.every_kth_token)
+        least = max(12, 1 + (len(config.turns) - 1) * config.every_kth_token)
         with meter, profiler, meter.window(self.phase) as window:
             while calls < least or time.monotonic() < window.start_s + params.window_s:
                 begin = time.monotonic()
@@ -271,9 +282,18 @@ def _energy_row(row: Measurement, window: Measurement, calls: int) -> Measuremen
 def cases(params: Params) -> list[Case]:
     """List the cases of each phase, model and length."""
     device = resolve_device(params.device)
-    work = (params.batch_size, params.new_tokens, params.dtype)
     return [
-        EnergyCase(device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
+        EnergyCase(
+            device,
+            model_name(preset, overrides),
+            preset,
+            overrides,
+            phase,
+            seq_len,
+            params.batch_size,
+            params.new_tokens,
+            params.dtype,
+        )
         for preset, overrides in params.models()
         for seq_len in params.seq_lens
         for phase in params.phases

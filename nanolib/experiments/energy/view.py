@@ -93,9 +93,9 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
     table = add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"])
     table = with_state(flagged(table, rows))
-    is_ok, doubts = table["status"] == "ok", table["state"].replace("ok", "")
-    sources = table["provenance"].where(is_ok, "").str.cat(doubts, sep=", ").str.strip(", ")
-    return table.assign(state=sources)
+    sources = table["provenance"].where(table["status"] == "ok", "")
+    states = sources.str.cat(table["state"].replace("ok", ""), sep=", ")
+    return table.assign(state=states.str.strip(", "))
 
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
@@ -202,7 +202,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
         return empty_chart("Time by operation", why_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
     key = ["case", "run_id", "seq_len", "part"]
-    total = data.groupby(key, sort=False)["ms"].sum().reset_index()
+    total = data.groupby(key, sort=False, as_index=False)["ms"].sum()
     total = total.sort_values("part", key=lambda part: part.map([*_PARTS].index), kind="stable")
     share = total["ms"] / total.groupby("case")["ms"].transform("sum")
     bars = {"series": total["case"], "part": total["part"], "x": share}

@@ -56,9 +56,9 @@ class Params(OwnModelParams):
         corpus: Text file or folder to read, or empty for the sources of Python's standard library.
     """
 
-    NAME: ClassVar[str] = "fp8"
+    NAME = "fp8"
     CHOSEN: ClassVar = {"dtype": "precisions"}
-    MAIN: ClassVar = (
+    MAIN = (
         "presets",
         "model",
         "model_options",
@@ -74,7 +74,7 @@ class Params(OwnModelParams):
         "budget_s",
         "label",
     )
-    LENGTHS: ClassVar[str] = "seq_len"
+    LENGTHS = "seq_len"
 
     presets: list[Preset] = Field(["decoder_nano"])
     precisions: list[Literal[tuple(DTYPES)]] = Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
@@ -111,9 +111,18 @@ class Params(OwnModelParams):
 def cases(params: Params) -> list[Case]:
     """List the cases of peak rates, of speed in each precision, and of loss in each recipe."""
     device = resolve_device(params.device)
-    shape = (params.seq_len, params.batch_size, tuple(params.excluded_modules))
     speed = [
-        SpeedCase(device, model_name(*model), *model, precision, mode, compiled, *shape)
+        SpeedCase(
+            device,
+            model_name(*model),
+            *model,
+            precision,
+            mode,
+            compiled,
+            params.seq_len,
+            params.batch_size,
+            tuple(params.excluded_modules),
+        )
         for model in params.models()
         for mode in params.modes
         for compiled in params.compiled
@@ -122,9 +131,21 @@ def cases(params: Params) -> list[Case]:
     products = dict.fromkeys(case.product for case in speed)
     possible = [name for name in products if not no_product(name, device)]
     ceilings = ceiling_cases(device, possible, params.budget_s) if possible else []
-    small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
-    runs = (params.parity_seeds, params.seed, params.parity_steps, *small, params.parity_margin)
-    parity = [ParityCase(device, recipe, *runs) for recipe in params.parity_recipes]
+    parity = [
+        ParityCase(
+            device,
+            recipe,
+            params.parity_seeds,
+            params.seed,
+            params.parity_steps,
+            params.train_seq_len,
+            params.train_batch_size,
+            params.d_model,
+            params.num_layers,
+            params.parity_margin,
+        )
+        for recipe in params.parity_recipes
+    ]
     return [*ceilings, *speed, *parity]
 
 
@@ -132,7 +153,7 @@ def cases(params: Params) -> list[Case]:
 class SpeedCase(ModelWorkCase):
     """Case of one model in one precision. The plan excludes the memory of casts."""
 
-    VARIES: ClassVar = ("precision",)
+    VARIES = ("precision",)
 
     name: str
     preset: str
@@ -152,7 +173,7 @@ class SpeedCase(ModelWorkCase):
     @property
     def recipe(self) -> str:
         """Return the FP8 recipe, or an empty string for another precision."""
-        return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
+        return self.precision.partition("fp8_")[2]
 
     @property
     def product(self) -> str:
@@ -228,16 +249,15 @@ class SpeedCase(ModelWorkCase):
             model: Converted model.
             rows: Tokens that each linear layer multiplies, by name, as from `fp8.rows_by_layer`.
         """
-        audit, layers = fp8.audit(model), fp8.linear_layers(model)
+        audit = fp8.audit(model)
         flops = {
-            name: 2 * layer.weight.numel() * rows[name]
-            for name, layer in layers.items()
-            if audit[name]
+            name: 2 * layer.weight.numel() * rows[name] if audit[name] else 0
+            for name, layer in fp8.linear_layers(model).items()
         }
         forward = replace(self.model_case, mode="inference").counted(run=True).flops
         share = sum(flops.values()) / forward
         details = {
-            "kept": [name for name in layers if not flops.get(name)],
+            "kept": [name for name, count in flops.items() if not count],
             # Eight bits at most halve the time of the converted share.
             "amdahl_bound": 1 / (1 - share / 2),
         }

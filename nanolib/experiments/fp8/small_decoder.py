@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import fmean
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +39,7 @@ class ParityCase(Case):
         margin: Largest difference that counts as equivalent, as a share of the loss.
     """
 
-    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
+    supports_ab = False  # The case has no timings that `nano ab` could compare.
 
     recipe: str
     seeds: int
@@ -57,14 +56,9 @@ class ParityCase(Case):
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
-    def on_cpu(self) -> bool:
-        """Return whether the CPU trains the model."""
-        return torch.device(self.device).type == "cpu"
-
-    @property
     def autocast(self) -> torch.dtype | None:
         """Return autocast's dtype. On a CPU, emulated layers round to bf16, which is faster."""
-        return None if self.on_cpu else torch.bfloat16
+        return None if self.device == "cpu" else torch.bfloat16
 
     @property
     def casts(self) -> str:
@@ -75,7 +69,7 @@ class ParityCase(Case):
     def emulated(self) -> bool:
         """Return whether nanolib emulates the matrix products, as for controls and on a CPU."""
         if not self.casts:
-            return self.on_cpu
+            return self.device == "cpu"
         return bool(fp8.native(self.device)) or self.casts in fp8.CONTROLS
 
     def measure(self, params, ceilings: Ceilings) -> Measurements:
@@ -159,8 +153,14 @@ def _train(case: ParityCase, seed: int, corpus: str) -> tuple[nn.Module, Tensor]
 def _batches(case: ParityCase, seed: int, corpus: str) -> Iterator[Tensor]:
     """Draw the batches of a training run in order, each int64, shape [batch_size, seq_len + 1]."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (case.steps, case.batch_size, case.seq_len + 1)
-    return training.text_batches(training.load_text(corpus), *shape, generator, case.device)
+    return training.text_batches(
+        training.load_text(corpus),
+        case.steps,
+        case.batch_size,
+        case.seq_len + 1,
+        generator,
+        case.device,
+    )
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -178,8 +178,9 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.casts or case.emulated:
-        casts = case.casts or fp8.BF16
-        fp8.convert(model, casts, emulate=case.emulated, rounded=case.on_cpu)
+        fp8.convert(
+            model, case.casts or fp8.BF16, emulate=case.emulated, rounded=case.device == "cpu"
+        )
     return model
 
 
@@ -198,8 +199,9 @@ def _operands(case: ParityCase, corpus: str) -> dict[str, list[Tensor]]:
 
     def note(name: str, layer: nn.Module, args: tuple[Tensor, ...], out: Tensor):
         def keep(gradient: Tensor):
-            operands = (args[0], layer.weight, gradient)
-            seen[name] = [x.detach().flatten(0, -2).float() for x in operands]
+            seen[name] = [
+                x.detach().flatten(0, -2).float() for x in (args[0], layer.weight, gradient)
+            ]
 
         out.register_hook(keep)
 
@@ -214,15 +216,15 @@ def _error_rows(
     layer: str, casts: str, x: Tensor, weight: Tensor, gradient: Tensor
 ) -> Measurements:
     """Yield the signal-to-noise ratio of a layer's three products, dB, against float32."""
-    x, weight = x.requires_grad_(), weight.requires_grad_()
+    x.requires_grad_()
+    weight.requires_grad_()
     outs = fp8.EmulatedProduct.apply(x, weight, fp8.recipe_of(casts)), F.linear(x, weight)
     cast, full = ([out.detach(), *torch.autograd.grad(out, (x, weight), gradient)] for out in outs)
     products = ("output", "input_gradient", "weight_gradient")
     for product, found, expected in zip(products, cast, full, strict=True):
-        ratio = -20 * math.log10(max(relative_error(found, expected), _LEAST_ERROR))
         yield exact(
             "sqnr",
-            ratio,
+            -20 * math.log10(max(relative_error(found, expected), _LEAST_ERROR)),
             scope=f"{layer} {product}",
             method="emulated product against float32",
             provenance=Provenance.EMULATED,

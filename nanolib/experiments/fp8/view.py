@@ -102,8 +102,9 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
     """
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"])
-    table = add_metric_columns(table, rows, _PARITY)
+    table = add_metric_columns(
+        case_rows(rows, ["recipe", "seq_len", "seeds", "steps"]), rows, _PARITY
+    )
     medians = pick(rows, "sqnr").groupby(CASE)["estimate"].median()
     table = table.join(medians.rename("sqnr"), on=CASE)
     is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
@@ -155,10 +156,9 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
-        lacking = "no case measured this; set parity_recipes"
-        return empty_chart(
-            title, why_empty(rows_with_factor(rows, "fp8", "recipe"), "fp8", lacking)
-        )
+        cases = rows_with_factor(rows, "fp8", "recipe")
+        why = why_empty(cases, "fp8", "no case measured this; set parity_recipes")
+        return empty_chart(title, why)
     data = {
         "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
         "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),
@@ -218,11 +218,9 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
             next_step = "compare the shares of the peak rate in the table"
         else:
             evidence += f", within {bound}"
-    compared = tuple(
-        pair
-        for _, row in chosen.iterrows()
-        for pair in gains(row, f"{row['name']} {row['precision']}")
-    )
+    compared = ()
+    for _, row in chosen.iterrows():
+        compared += gains(row, f"{row['name']} {row['precision']}")
     return Finding(
         f"{_SPEEDS[main]} for {join_words(chosen['name'])}",
         evidence,
@@ -237,19 +235,20 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     ended = table[table["status"] == "ok"] if len(table) else table
     if ended.empty:
         why = next(filter(None, table.get("message", ())), "")
-        next_step = "" if why else "set parity_recipes"
-        return [Finding("The loss of FP8 was not compared with bf16", why, next_step)]
+        text = "The loss of FP8 was not compared with bf16"
+        return [Finding(text, why, "" if why else "set parity_recipes")]
     ended = ended.sort_values("control", kind="stable")
     long, findings = drop_short(ended, "recipes", "parity_steps")
     findings += [_compare_loss(row) for _, row in long.iterrows()]
     missed = long[long["control"] & (long["verdict"] != "worse")]
     if len(missed):
-        doubt = Finding(
-            f"The comparison did not detect {join_words(missed['recipe'])} as known-bad",
-            "these runs cannot show that a loss is equivalent",
-            "increase parity_steps or parity_seeds",
+        findings.append(
+            Finding(
+                f"The comparison did not detect {join_words(missed['recipe'])} as known-bad",
+                "these runs cannot show that a loss is equivalent",
+                "increase parity_steps or parity_seeds",
+            )
         )
-        findings.append(doubt)
     return findings
 
 
@@ -259,7 +258,7 @@ def _compare_loss(row: pd.Series) -> Finding:
     text = f"{row['recipe']}{emulated} {_LOSSES[row['verdict']]} after {int(row['steps'])} steps"
     if pd.isna(row["difference"]):
         return Finding(text, row["not_finite"])
-    difference = Estimate.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
+    difference = Estimate.of(row, "difference", _PARITY_METRIC, row["recipe"])
     evidence = f"{difference.text()} nats/byte above bf16, "
     evidence += f"with a margin of ±{row['margin_nats']:.4f} and {int(row['seeds'])} seeds"
     if row["verdict"] in ("worse", "better"):

@@ -6,7 +6,7 @@ mean after each number of warm-up steps from these times.
 
 import random
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -44,8 +44,8 @@ class Params(OwnModelParams):
         isolation: Isolation of each case, always `process`.
     """
 
-    NAME: ClassVar[str] = "warmup"
-    MAIN: ClassVar = (
+    NAME = "warmup"
+    MAIN = (
         "presets",
         "model",
         "model_options",
@@ -59,7 +59,7 @@ class Params(OwnModelParams):
         "device",
         "label",
     )
-    LENGTHS: ClassVar[str] = "seq_len"
+    LENGTHS = "seq_len"
 
     presets: list[Preset] = Field(["decoder_nano"], min_length=1, max_length=1)
     seq_len: Length = 64
@@ -78,7 +78,7 @@ class Params(OwnModelParams):
 class WarmupCase(ModelWorkCase):
     """Case that runs in a fresh process and times all steps from the first step on."""
 
-    supports_ab: ClassVar[bool] = False  # `nano ab` needs rounds, and this case has none.
+    supports_ab = False  # `nano ab` needs rounds, and this case has none.
 
     name: str
     preset: str
@@ -136,8 +136,12 @@ class WarmupCase(ModelWorkCase):
         clock = clock_for(self.device)
         samples = [clock.time_block([call], 1, 1)[0][0] for _ in range(self.timed_steps)]
         trace(Workload(self.direction, call), self, params)
-        details = {"threads": torch.get_num_threads()}
-        yield summarize(samples, scope=self.direction, method=clock.method, details=details)
+        yield summarize(
+            samples,
+            scope=self.direction,
+            method=clock.method,
+            details={"threads": torch.get_num_threads()},
+        )
         yield _count_warmup(samples[: self.curve_steps], self.direction)
 
 
@@ -145,11 +149,20 @@ def cases(params: Params) -> list[Case]:
     """List one case per direction and process, in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = params.models()
-    model = (device, model_name(preset, overrides), preset, overrides)
-    shape = (*model, params.seq_len, params.batch_size)
-    asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
     found = [
-        WarmupCase(*shape, direction, process, *asked)
+        WarmupCase(
+            device,
+            model_name(preset, overrides),
+            preset,
+            overrides,
+            params.seq_len,
+            params.batch_size,
+            direction,
+            process,
+            tuple(params.warmup_steps),
+            params.steps,
+            params.curve_steps,
+        )
         for direction in params.directions
         for process in range(1, params.processes + 1)
     ]

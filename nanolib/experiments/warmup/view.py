@@ -39,11 +39,11 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for row in pick(rows, "latency").to_dict("records"):
         ms = pd.Series(row["samples"], dtype=float)
-        counts, length = row["factor.warmup_steps"], int(row["factor.steps"])
-        measured = {count: ms[count:].head(length) for count in counts}
+        length = int(row["factor.steps"])
+        measured = {count: ms[count:].head(length) for count in row["factor.warmup_steps"]}
         reference = measured.get(_REFERENCE, pd.Series(dtype=float)).mean()
         for count, steps in measured.items():
-            line = {
+            line = row | {
                 "warmup_steps": count,
                 "mean": steps.mean(),
                 "sd": steps.std(),
@@ -52,7 +52,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "difference": steps.mean() / reference - 1,
                 "busy": Flag.BUSY_MACHINE in row["flags"],
             }
-            lines.append(row | line)
+            lines.append(line)
     if not lines:
         return pd.DataFrame()
     settings = pd.DataFrame(lines).groupby(_SETTING, sort=False)
@@ -145,14 +145,13 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
 
 
 def _compare_without(line: dict[str, Any]) -> Finding:
-    ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
+    low, share, high = (line[f"difference{end}"] for end in ("_low", "", "_high"))
     name = f"the mean without warm-up over the mean after {_REFERENCE} steps"
-    ratio = Estimate(*(end + 1 for end in ends), name=name, busy=line["busy"])
+    ratio = Estimate(low + 1, share + 1, high + 1, name=name, busy=line["busy"])
     order, direction = ratio.compare_to(ONE), line["direction"].replace("_", " + ")
     higher = "higher" if order is Order.ABOVE else "lower"
     text = f"The mean time of {direction} is {higher} without warm-up than after {_REFERENCE} steps"
-    low, share, high = (f"{end:+.0%}" for end in ends)
-    evidence = f"{share} [{low} … {high}]"
+    evidence = f"{share:+.0%} [{low:+.0%} … {high:+.0%}]"
     if order is Order.NO_DIFFERENCE:
         what = f"the mean times of {direction} without warm-up and after {_REFERENCE} steps"
         text, evidence = unclear(what, evidence)
