@@ -1,6 +1,6 @@
 """Define the config of a model, and the names of presets, attentions and patterns."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 
@@ -66,7 +66,7 @@ class NanoConfig(StrictModel):
         nanolib.measurement.BadInput: config.attention_type: Input should be 'dense', ...
     """
 
-    NAME: ClassVar[str] = "config"
+    NAME = "config"
 
     vocab_size: Size = 50257
     context_length: Size = 1024

@@ -1,14 +1,17 @@
 """Define the parameters of the summary notebook, and read the rows that the notebook shows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import pandas as pd
 from pydantic import Field
 
+from nanolib.experiments import sections
 from nanolib.measurement import MOST_LABEL
 from nanolib.params import StrictModel
 from nanolib.report import regressions
+from nanolib.report.finding import Finding
 from nanolib.report.overview import newest_machine
 from nanolib.store import Store
 
@@ -57,6 +60,17 @@ def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     for name in names or ["newest"]:
         ids += store.newest_runs() if name == "newest" else store.resolve(name)
     return list(dict.fromkeys(ids))
+
+
+def answers(rows: pd.DataFrame) -> list[Finding]:
+    """Return the first finding of each section that has rows, under the question it answers."""
+    findings = []
+    for section in sections():
+        if section.experiment in set(rows["experiment"]):
+            for finding in section.verdict(rows)[:1]:
+                about = " ".join(filter(None, (section.question, finding.about)))
+                findings.append(replace(finding, about=about))
+    return findings
 
 
 def changes(params: Params) -> regressions.Part:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import pydantic
 import torch
@@ -130,7 +130,7 @@ class ProfilingConfig(StrictModel):
         nanolib.measurement.BadInput: profiling.every_kth_token: ...
     """
 
-    NAME: ClassVar[str] = "profiling"
+    NAME = "profiling"
 
     modules: bool = False
     capture_activations: bool = False

@@ -21,13 +21,15 @@ import pandas as pd
 import traitlets
 import vl_convert
 from altair.utils import schemapi
+from IPython.display import Markdown
+from IPython.display import display as put
 
 from nanolib.paths import put_in_place
 from nanolib.report.finding import Finding
 from nanolib.report.section import MOST_CHARTS, Section
 from nanolib.report.theme import Drawing, is_empty
 
-__all__ = ["Lines", "Table", "Tables", "enable", "show"]
+__all__ = ["Answer", "Lines", "Table", "Tables", "enable", "show"]
 
 
 _EMPTY = "The table is empty."  # Such as the predictions of cases without a formula.
@@ -144,6 +146,25 @@ class Tables:
         return "\n\n".join(f"{title}\n{table!r}" for title, table in self.tables.items())
 
 
+class Answer:
+    """Place at the top of a notebook, which shows the findings and the main chart after the run.
+
+    Example:
+        >>> answer = Answer()  # doctest: +SKIP
+        >>> answer.show(SECTION, run.measurements())  # doctest: +SKIP
+    """
+
+    def __init__(self):
+        texts = "The answer appears here after the measurement.", ""
+        self._places = [put(Markdown(text), display_id=True) for text in texts]
+
+    def show(self, section: Section, rows: pd.DataFrame) -> None:
+        """Show the findings of a section and its main chart at the top of the notebook."""
+        findings, chart = self._places
+        findings.update(Lines(section.verdict(rows)))
+        chart.update(section.main_chart(rows))
+
+
 def show(section: Section, rows: pd.DataFrame) -> None:
     """Show the heading, findings, charts and tables of a section in a notebook.
 
@@ -151,12 +172,10 @@ def show(section: Section, rows: pd.DataFrame) -> None:
         >>> from nanolib.experiments.attention.view import SECTION
         >>> show(SECTION, run.measurements())  # doctest: +SKIP
     """
-    from IPython.display import Markdown, display
-
     charts = (draw(rows) for draw in [*section.charts.values()][:MOST_CHARTS])
     drawn = (chart for chart in charts if not is_empty(chart))
-    display(Markdown(f"## {section.question}"), Lines(section.verdict(rows)), *drawn)
-    display(Tables(section, rows))
+    put(Markdown(f"## {section.question}"), Lines(section.verdict(rows)), *drawn)
+    put(Tables(section, rows))
 
 
 class CommandLine(anywidget.AnyWidget):

@@ -53,6 +53,8 @@ def test_a_notebook_shows_its_charts_untrusted_and_explore_predicts_measures_kee
     _show(page, "explore(experiment")
     page.wait_for_selector("button:has-text('Measure')")
     assert not _ended(page)
+    _show(page, "display.Answer()")
+    page.wait_for_selector(chart)
     _show(page, "explore(experiment")
     label = page.locator("label:text-is('num_heads')")
     field = page.locator(".widget-inline-hbox", has=label).locator("input")

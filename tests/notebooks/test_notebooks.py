@@ -47,6 +47,9 @@ def test_the_committed_notebook_is_valid_short_and_was_run_in_order(name):
     for cell in checked:
         assert cell.source.startswith("# NBVAL_CHECK_OUTPUT\n")
         assert cell.outputs[0].data["text/plain"].strip()
+    if name != "summary":  # The answer comes before the parameters, once it is known.
+        findings, chart = cells[0].outputs
+        assert findings.data["text/plain"].startswith("• ") and "image/png" in chart.data
     outputs = [out for cell in cells for out in cell.outputs]
     assert not [out for out in outputs if out.output_type == "error"]
     shown = [out.get("data", {}) for out in outputs]

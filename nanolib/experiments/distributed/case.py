@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class ShardedCase(RanksCase):
         threads: Number of threads of each rank on a CPU.
     """
 
-    VARIES: ClassVar = ("algorithm",)
+    VARIES = ("algorithm",)
 
     phase: str
     algorithm: str
@@ -189,7 +189,7 @@ def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
 class MemoryCase(ShardedCase):
     """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
 
-    VARIES: ClassVar = ()  # Nothing is timed, so the case has no group.
+    VARIES = ()  # Nothing is timed, so the case has no group.
 
     def plan(self) -> Plan:
         """Return no peak, because the case allocates no memory."""

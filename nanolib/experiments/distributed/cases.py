@@ -1,7 +1,7 @@
 """Define the parameters and the cases of the distributed notebook."""
 
 from itertools import product
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,8 +43,8 @@ class Params(shared.Params):
             count the bytes that the ranks send.
     """
 
-    NAME: ClassVar[str] = "distributed"
-    MAIN: ClassVar = (
+    NAME = "distributed"
+    MAIN = (
         "world_sizes",
         "seq_lens",
         "algorithms",

@@ -245,7 +245,7 @@ def _compare_with_one_rank(best: pd.Series, what: str) -> Finding:
         return Finding(f"{name} was not compared with one rank for {what}", latency, about=about)
     text, evidence = compare_speed(best, name, f"one rank for {what}", "gain")
     share = f"{Estimate.of(best, 'efficiency').percent} of perfect scaling"
-    compared = gains(best, name, "gain")
+    compared = gains(best, f"{name}, {what},", "gain")
     return Finding(text, f"{evidence}, {share}; {latency}", about=about, compared=compared)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class ModelCase(Case):
     Charts show the `name` of the case.
     """
 
-    VARIES: ClassVar = ("optimization", "dtype", "name")
+    VARIES = ("optimization", "dtype", "name")
 
     name: str
     preset: str

@@ -138,9 +138,9 @@ class Params(OwnModelParams):
         generation_batch_sizes: Further batch sizes for generation at the longest sequence length.
     """
 
-    NAME: ClassVar[str] = "model"
+    NAME = "model"
     CHOSEN: ClassVar = {"dtype": "dtypes", "attention_type": "attention_types"}
-    MAIN: ClassVar = (
+    MAIN = (
         "presets",
         "model",
         "model_options",

@@ -43,7 +43,7 @@ class OwnOptions(StrictModel):
             must multiply scores by head_dim ** -0.5, and return the output.
     """
 
-    NAME: ClassVar[str] = "attention_options"
+    NAME = "attention_options"
 
     call: Annotated[str, pydantic.AfterValidator(functools.partial(check_function, "call"))]
 

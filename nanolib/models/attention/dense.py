@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 import torch
@@ -47,7 +47,7 @@ class Options(StrictModel):
             and `FA4` select the kernels of flash-attn 3 and 4.
     """
 
-    NAME: ClassVar[str] = "attention_options"
+    NAME = "attention_options"
 
     backend: Literal[("auto", *_BACKENDS)] = "auto"
     impl: Literal["", "FA3", "FA4"] = ""
@@ -135,7 +135,7 @@ class FlashOptions(StrictModel):
         version: Major version of flash-attn, or `auto` for the newest installed version.
     """
 
-    NAME: ClassVar[str] = "attention_options"
+    NAME = "attention_options"
 
     version: Version = "auto"
 

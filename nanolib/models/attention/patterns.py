@@ -14,7 +14,7 @@ all pairs, no pairs, a band around the diagonal, one document, or leading rows o
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -62,7 +62,7 @@ class Options(StrictModel):
             mask.
     """
 
-    NAME: ClassVar[str] = "attention_options"
+    NAME = "attention_options"
     model_config = pydantic.ConfigDict(frozen=True)  # Caches of masks use the options as a key.
 
     pattern: Literal[tuple(ATTENTION_PATTERNS)] = "local_global"
