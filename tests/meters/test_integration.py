@@ -59,6 +59,10 @@ def test_a_window_in_which_the_counter_jumps_is_refused_and_those_around_it_are_
         assert count(_T, joules, start, end).estimate == pytest.approx(10 * (end - start))
 
 
+def test_the_smallest_step_of_a_counter_widens_the_bounds():
+    assert tuple(count(range(5), [0.0, 0.5, 1.0, 1.5, 2.0], 1, 3)) == (0.5, 1.0, 1.5)
+
+
 @pytest.mark.parametrize(("period_s", "seconds"), [(0.001, 0.02), (0.1, 1.0)])
 @pytest.mark.parametrize(("before", "within"), [(10.0, 200.0), (200.0, 10.0)])
 def test_what_a_window_took_lies_within_its_bounds_wherever_readings_and_updates_fall(

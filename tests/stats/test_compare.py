@@ -210,6 +210,12 @@ def test_pairs_of_processes_are_judged_by_their_median_and_the_sign_test():
     assert found.p == pytest.approx(binomtest(int((ratios > 1).sum()), 9).pvalue)
     assert tuple(found.interval) == pytest.approx(np.exp(median_interval(np.log([*ratios, 1.0]))))
     assert compare_processes([1.0] * 9).p == 1.0
+    # The median of normal values varies √(π/2) times as much as their mean.
+    many = np.random.default_rng(9).lognormal(0.0, 0.02, (50, 100))
+    pairs = [(compare_processes(one), compare_paired(np.ones(100), one)) for one in many]
+    effects = [[verdict.minimum_detectable_effect for verdict in pair] for pair in pairs]
+    by_median, by_mean = np.mean(effects, axis=0)
+    assert by_median == pytest.approx(np.sqrt(np.pi / 2) * by_mean, rel=0.1)
     with pytest.raises(TooFewSamples, match="5 blocks are too few"):
         compare_processes([1.0] * 5)
 
