@@ -272,6 +272,7 @@ def known_options(name: str) -> list[str]:
         names |= {*inspect.signature(base.__init__).parameters}
     for module in {base.__module__ for base in (model_class, *config_class.__mro__[:-1])}:
         names |= {*_READ_OPTION.findall(inspect.getsource(sys.modules[module]))}
+    names -= {"self", "args", "kwargs"}
     return sorted(name for name in names if not name.startswith("_"))
 
 

@@ -44,11 +44,14 @@ def test_calls_of_two_kinds_are_no_change_of_level(n, share, slower):
 
 DECAY = 1 + 0.5 * np.exp(-np.arange(N) / 10)
 STEP = 1 + 0.03 * (np.arange(N) < 60)
+STAIRS = STEP + 0.1 * (np.arange(N) < 30)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("warm_up", "first", "last"), [(DECAY, 1, N // 2), (STEP, 55, 65)])
-def test_a_decay_and_a_step_of_three_percent_are_cut_where_they_end(warm_up, first, last):
+@pytest.mark.parametrize(
+    ("warm_up", "first", "last"), [(DECAY, 1, N // 2), (STEP, 55, 65), (STAIRS, 55, 65)]
+)
+def test_a_decay_and_steps_down_are_cut_where_the_last_of_them_ends(warm_up, first, last):
     rng = np.random.default_rng(2)
     found = [steady_state(warm_up * (1 + 0.01 * rng.normal(size=N))) for _ in range(RUNS)]
     assert np.mean([each.steady and first <= each.cut <= last for each in found]) >= 0.99
