@@ -26,7 +26,7 @@ from nanolib.cli.common import (
     to_json,
 )
 from nanolib.cli.results import write_report
-from nanolib.experiments import ALL, sections
+from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import DATABASE, expanded, installed_workbook, output_folder
 from nanolib.store import Store
@@ -219,13 +219,15 @@ def run(
 
 def _conclude(result) -> list[str]:
     """Return the question of a finished notebook and its first conclusion as lines of text."""
+    from nanolib.experiments.summary import first_findings
+
     run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
         rows = store.measurements(run_ids, samples=True)
-    for section in sections():
-        if section.experiment in set(rows["experiment"]):
-            return [section.question, *(f"  {one}" for one in section.verdict(rows)[:1]), ""]
-    return []
+    lines = []
+    for question, findings in first_findings(rows):
+        lines += [question, *(f"  {one}" for one in findings), ""]
+    return lines
 
 
 def _show_plan(jobs: list[Any]):

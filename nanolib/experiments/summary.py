@@ -62,15 +62,23 @@ def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
+def first_findings(rows: pd.DataFrame) -> list[tuple[str, list[Finding]]]:
+    """Return the question of each section that has rows, and the first finding, if any."""
+    measured = set(rows["experiment"])
+    return [
+        (section.question, section.verdict(rows)[:1])
+        for section in sections()
+        if section.experiment in measured
+    ]
+
+
 def answers(rows: pd.DataFrame) -> list[Finding]:
     """Return the first finding of each section that has rows, under the question it answers."""
-    findings = []
-    for section in sections():
-        if section.experiment in set(rows["experiment"]):
-            for finding in section.verdict(rows)[:1]:
-                about = " ".join(filter(None, (section.question, finding.about)))
-                findings.append(replace(finding, about=about))
-    return findings
+    return [
+        replace(finding, about=" ".join(filter(None, (question, finding.about))))
+        for question, findings in first_findings(rows)
+        for finding in findings
+    ]
 
 
 def changes(params: Params) -> regressions.Part:

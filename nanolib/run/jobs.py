@@ -48,16 +48,20 @@ class Job:
 def params_files() -> dict[str, dict[str, Path]]:
     """Map each folder of `params/` to the params files of its notebooks, by name.
 
-    The name of a scenario begins with its notebook. The file of the summary is last, because the
-    summary reads all results.
+    The file of the summary is last, because the summary reads all results.
     """
     found = {}
     notebooks = {file.stem for file in (checkout() / "notebooks").glob("*.ipynb")}
     files = (checkout() / "params").glob("[!.]*/*.yml")
     for file in sorted(files, key=lambda file: (file.stem == "summary", file)):
-        if file.stem.partition("-")[0] in notebooks:
+        if _notebook_of(file) in notebooks:
             found.setdefault(file.parent.name, {})[file.stem] = file
     return found
+
+
+def _notebook_of(file: Path) -> str:
+    """Return the notebook of a params file. The name of a scenario begins with its notebook."""
+    return file.stem.partition("-")[0]
 
 
 def plan(
@@ -82,7 +86,7 @@ def plan(
     given = {name: value for name, value in scheduling.items() if value}
     for file in _params_files(targets, overrides):
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        experiment = experiments[file.stem.partition("-")[0]]()
+        experiment = experiments[_notebook_of(file)]()
         flat = experiment.Params.flat
         values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
         jobs.append(Job(experiment, values, experiment.Params(**values)))

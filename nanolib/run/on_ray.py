@@ -49,10 +49,10 @@ def run_on_ray(
     ray = _connect()
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     needs = [resources(job, nodes) for job in measuring]
-    pending = {}
+    task, pending = ray.remote(_measure), {}
     for job, result, need in zip(measuring, results, needs, strict=True):
-        task = ray.remote(_measure).options(name=job.title, max_retries=2, **need)
-        pending[task.remote(job, command.token)] = result
+        options = task.options(name=job.title, max_retries=2, **need)
+        pending[options.remote(job, command.token)] = result
     while pending:
         (ready,), _ = ray.wait(list(pending), num_returns=1)
         result = pending.pop(ready)

@@ -86,7 +86,7 @@ def attend(
     )
     mask = choose_mask(q, k, **given, by_flex=by_flex)
     for found in _WATCHED:
-        found.append(choose_mask(q, k, **given).work)
+        found.append((choose_mask(q, k, **given) if by_flex else mask).work)
     if by_flex:
         return _attend_by_flex(q, k, v, mask, options)
     return block_sparse.attend(q, k, v, mask)
