@@ -112,7 +112,10 @@ def test_code_that_a_fork_would_change_imports_by_itself(tmp_path, monkeypatch, 
         _serve_once(sides.renew())
         processes = sides.renew()
         assert [process.is_forked for process in processes] == [not reason] * 2
-        # Threads of code on CPUs stay on their cores, forked or not.
+        # Threads of code on CPUs stay on their cores, forked or not. A process that has just
+        # been started may still show no variables.
+        for process in processes:
+            _asked(process)
         environments = [psutil.Process(process._pid).environ() for process in processes]
         assert ["OMP_PROC_BIND" in one for one in environments] == ["GPU" not in reason] * 2
     assert [line.partition(", so")[0] for line in logged] == [reason] * bool(reason)

@@ -123,7 +123,7 @@ def test_two_runs_at_once_are_both_whole(measure, store, tmp_path):
 
 
 def test_a_killed_run_is_interrupted_and_its_case_is_tried_twice(measure, store, tmp_path, capfd):
-    assert _start(store, "ok kill").wait(60) == -signal.SIGKILL
+    assert _start(store, "ok kill").wait(300) == -signal.SIGKILL
     assert list(store.runs().status) == ["interrupted"]
     again = {"folder": str(tmp_path), "resume": True}
     run = measure("ok", "kill", **again)
