@@ -276,7 +276,7 @@ def did_you_mean(word, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def shown(value) -> str:
+def quote(value) -> str:
     """Return a value as one line for an error message, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import pydantic
 import yaml
 
-from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.measurement import BadInput, did_you_mean, quote
 
 Values = Mapping[str, Any]  # Name of a field → value.
 
@@ -59,11 +59,11 @@ class StrictModel(pydantic.BaseModel):
             return rest
         settings = rest.pop("settings")
         if isinstance(settings, str):  # The option -p of papermill passes text.
-            settings = _load(f"settings: {shown(settings)}", settings)
-        return {**_named("settings", settings), **rest}
+            settings = _load(f"settings: {quote(settings)}", settings)
+        return {**_check_mapping("settings", settings), **rest}
 
     @classmethod
-    def nested(cls, values: Values) -> dict[str, Any]:
+    def nest_settings(cls, values: Values) -> dict[str, Any]:
         """Return the values for a parameters cell. Fields outside `MAIN` are in `settings`."""
         if not cls.MAIN:
             return dict(values)
@@ -76,10 +76,10 @@ class StrictModel(pydantic.BaseModel):
         """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
         kinds = _kinds(cls.model_fields[info.field_name].annotation)
         if isinstance(value, str) and str not in kinds:
-            value = _load(f"{info.field_name}: {shown(value)}", value)
+            value = _load(f"{info.field_name}: {quote(value)}", value)
         items = value if isinstance(value, list) else [value]
         if kinds & {int, float} and bool not in kinds and any(isinstance(x, bool) for x in items):
-            raise ValueError(f"must be a number, got {shown(value)}")
+            raise ValueError(f"must be a number, got {quote(value)}")
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
         return value
@@ -115,7 +115,7 @@ class StrictModel(pydantic.BaseModel):
 def _complaint(error: Values, known: list[str]) -> str:
     """Return pydantic's message, with the field and the value if the message lacks them."""
     where = "".join(
-        f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
+        f"[{part}]" if isinstance(part, int) else f".{quote(part)[1:-1]}" for part in error["loc"]
     ).lstrip(".")
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(error["loc"][-1], known)
@@ -125,7 +125,7 @@ def _complaint(error: Values, known: list[str]) -> str:
     if error["type"] == "value_error":
         text = str(error["ctx"]["error"])
         return text if not where or text.startswith(f"{where}:") else f"{where}: {text}"
-    return f"{where}: {error['msg']}, got {shown(error['input'])}"
+    return f"{where}: {error['msg']}, got {quote(error['input'])}"
 
 
 def _kinds(annotation):
@@ -152,7 +152,7 @@ def read_value(name: str, text: str):
     Raises:
         BadInput: The text is not valid YAML.
     """
-    return _load(f"-p {name}: {shown(text)}", text)
+    return _load(f"-p {name}: {quote(text)}", text)
 
 
 def read_yaml(path) -> Values:
@@ -169,10 +169,10 @@ def read_yaml(path) -> Values:
             "give the path of a YAML file"
         ) from None
     values = _load(str(path), text)
-    return {} if values is None else _named(path, values)
+    return {} if values is None else _check_mapping(path, values)
 
 
-def _named(what, values) -> Values:
+def _check_mapping(what, values) -> Values:
     """Return a mapping from names to values.
 
     Raises:
@@ -181,7 +181,7 @@ def _named(what, values) -> Values:
     if isinstance(values, Mapping) and all(isinstance(name, str) for name in values):
         return values
     raise BadInput(
-        f"{what}: contains {shown(values)}, not `name: value` pairs; give a value to each name"
+        f"{what}: contains {quote(values)}, not `name: value` pairs; give a value to each name"
     )
 
 

@@ -104,7 +104,7 @@ def revision_of(folder: Path) -> str:
     return ""
 
 
-def expanded(path: str) -> Path:
+def expand_home(path: str) -> Path:
     """Replace `~` or `~user` in a path with the user's home folder, if the user exists."""
     try:
         return Path(path).expanduser()
@@ -119,7 +119,7 @@ def output_folder() -> Path:
     `outputs/` next to `notebooks/`, or `outputs/` in the working folder if there are no notebooks.
     """
     if named := os.environ.get(OUTPUT_VARIABLE):
-        return expanded(named).absolute()
+        return expand_home(named).absolute()
     return (find_checkout() or Path.cwd()) / "outputs"
 
 

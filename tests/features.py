@@ -58,7 +58,7 @@ def report(folder):
     with Store(results(folder), create=False) as store:
         ids = store.resolve("all")
         page = build(store, ids, folder / "report", SECTIONS)
-        rows, _ = store.shown(ids)
+        rows, _ = store.report_data(ids)
     sections = {
         section.experiment: {
             "question": section.question,

@@ -2,7 +2,7 @@ from nanolib.measurement import Measurement
 from nanolib.meters.latency import measure_phases
 from nanolib.meters.sampler import Timing
 from nanolib.run import sweep
-from nanolib.run.memory_plan import followed
+from nanolib.run.memory_plan import track_memory
 from nanolib.store import Store
 
 
@@ -30,4 +30,4 @@ def timed_alone(measuring):
 def breakdown(work):
     """What is alive at the peak of one call, by kind and module."""
     work.first()
-    return max(followed(work).breakdowns().values(), key=lambda section: section.peak)
+    return max(track_memory(work).breakdowns().values(), key=lambda section: section.peak)

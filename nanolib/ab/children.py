@@ -66,7 +66,7 @@ class Child(AbstractContextManager):
 
     def send(self, **request) -> None:
         """Send a request, without waiting for the answer."""
-        with self._watched():
+        with self._report_death():
             self._connection.send_bytes(json.dumps(request).encode())
 
     def receive(self):
@@ -77,11 +77,11 @@ class Child(AbstractContextManager):
         """
         if not self._connection.poll(ANSWER_S):
             raise VersionDied(self, f"no answer for {ANSWER_S:.0f} s; shrink the case")
-        with self._watched():
+        with self._report_death():
             return json.loads(self._connection.recv_bytes())
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _report_death(self) -> Iterator[None]:
         """Turn a closed connection into `VersionDied`, with the end of the log."""
         try:
             yield
@@ -144,7 +144,7 @@ class ForkServer(Child):
         """
         try:
             self.send(**request)
-            with self._watched():
+            with self._report_death():
                 for file in files:
                     reduction.send_handle(self._connection, file, self._pid)
             return self.receive()

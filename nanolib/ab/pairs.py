@@ -78,7 +78,7 @@ class Pairs:
         return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
 
     @property
-    def by_process(self) -> bool:
+    def counts_processes(self) -> bool:
         """Whether there are enough pairs of processes to count each such pair as one sample."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
@@ -97,7 +97,7 @@ class Pairs:
             threshold: Smallest change that counts, as a fraction.
         """
         ratios = self.ratios
-        return self.by_process or max(min(ratios), 1 / max(ratios)) > 1 + threshold
+        return self.counts_processes or max(min(ratios), 1 / max(ratios)) > 1 + threshold
 
     def __str__(self) -> str:
         """Return the numbers of block pairs and process pairs as text."""

@@ -68,7 +68,7 @@ class Spec:
         with Processes(versions, fork=False) as sides:
             for experiment, params in self.jobs:
                 request = {"experiment": experiment, "params": dict(params)}
-                of_a, of_b = _listed_cases(sides.processes or sides.renew(), request)
+                of_a, of_b = _list_cases(sides.processes or sides.renew(), request)
                 for case_id, factors in (of_a | of_b).items():
                     if case_id in of_a and case_id in of_b:
                         of_case = request | {"do": "case", "case_id": case_id}
@@ -85,7 +85,7 @@ class Spec:
         return tasks, lines
 
 
-def _listed_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
+def _list_cases(processes: Sequence[VersionProcess], request: Request) -> list[Cases]:
     """Return the cases that A and B can time."""
     try:
         answers = ask_both(processes, request | {"do": "cases"})
@@ -178,7 +178,7 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
         if verdict:
             kind = verdict.kind
-            advice = "" if kind != Kind.SUSPECT or pairs.by_process else "raise --budget"
+            advice = "" if kind != Kind.SUSPECT or pairs.counts_processes else "raise --budget"
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
         base = float(np.median(pairs.a))
         # Slow pairs move both medians, so B's time follows from the verdict's ratio.

@@ -100,7 +100,7 @@ def compare_pairs(pairs: Pairs, threshold: float) -> Verdict:
     Raises:
         TooFewSamples: There are fewer than six pairs.
     """
-    if pairs.by_process:
+    if pairs.counts_processes:
         return compare_processes(pairs.ratios, threshold=threshold)
     return compare_paired(pairs.a, pairs.b, threshold=threshold)
 

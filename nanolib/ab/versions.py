@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nanolib.measurement import BadInput, shown
-from nanolib.paths import expanded, git, revision_of
+from nanolib.measurement import BadInput, quote
+from nanolib.paths import expand_home, git, revision_of
 
 WORKING_TREE = "."
 
@@ -166,7 +166,7 @@ def inspect_interpreter(python: str) -> Interpreter:
     # older versions do not know -P, and could not run `worker.py` either.
     try:
         done = subprocess.run(
-            [expanded(python), "-P", "-c", _LIST_PACKAGES],
+            [expand_home(python), "-P", "-c", _LIST_PACKAGES],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -176,6 +176,6 @@ def inspect_interpreter(python: str) -> Interpreter:
         return Interpreter(*json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         raise BadInput(
-            f"--python: {shown(python)} does not run Python 3.11 or newer; "
+            f"--python: {quote(python)} does not run Python 3.11 or newer; "
             "name an interpreter, such as .venv/bin/python"
         ) from None

@@ -68,10 +68,10 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
 
 
 def _serve_function(request: Request, root: Path):
-    call = function = _imported(request["function"], root)
+    call = function = _import_callable(request["function"], root)
     if request["setup"]:
-        call = functools.partial(function, _imported(request["setup"], root)())
-    checks = _loaded(_OURS / "meters" / "call_check.py")
+        call = functools.partial(function, _import_callable(request["setup"], root)())
+    checks = _load_file(_OURS / "meters" / "call_check.py")
     check = checks.CallCheck(call, request["function"], Refused)
     checked = [check, check]  # nanolib checks the first two calls.
 
@@ -97,7 +97,7 @@ def _serve_function(request: Request, root: Path):
     _answer(ended="ok", message=checks.CACHED if check.is_cached else "")
 
 
-def _imported(name: str, root: Path):
+def _import_callable(name: str, root: Path):
     """Return the callable `package.module:function` of this version."""
     module_name, _, attribute = name.partition(":")
     try:
@@ -166,7 +166,7 @@ def _serve_case(request: Request, root: Path):
         return np.asarray(blocks), shape
 
     case = cases[request["case_id"]]
-    outcome = measure_group([case], params.collected_by(collect), {})[case.case_id]
+    outcome = measure_group([case], params.with_collector(collect), {})[case.case_id]
     rows = [vars(row) | {"samples": ()} for row in outcome.rows]
     _answer(ended=outcome.status, message=outcome.message, rows=rows)
 
@@ -213,7 +213,7 @@ def _one_line(error: BaseException) -> str:
 
 
 @functools.cache
-def _loaded(file: Path) -> ModuleType:
+def _load_file(file: Path) -> ModuleType:
     """Load a file from the nanolib that runs `nano ab`, not from the version's nanolib."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -223,7 +223,7 @@ def _loaded(file: Path) -> ModuleType:
 
 def exit_with(parent: int) -> None:
     """End this process when the process with the id `parent` ends."""
-    _loaded(_OURS / "run" / "process.py").exit_with_parent(parent)
+    _load_file(_OURS / "run" / "process.py").exit_with_parent(parent)
 
 
 def _free_threads():
@@ -275,7 +275,7 @@ def main() -> None:
     os.set_inheritable(int(file), False)
     connection = Connection(int(file))
     if folders == ["--forks"]:
-        _loaded(_OURS / "ab" / "forks.py").serve(connection, sys.modules[__name__])
+        _load_file(_OURS / "ab" / "forks.py").serve(connection, sys.modules[__name__])
     else:
         serve(connection, folders)
 

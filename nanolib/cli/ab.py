@@ -20,7 +20,7 @@ from nanolib.cli.common import (
 )
 from nanolib.cli.compare import findings, show_comparison
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, quote
 from nanolib.paths import checkout
 
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
@@ -88,11 +88,11 @@ def ab(
         _agree,
     )
     show_comparison(found, True, json_file, markdown_file)
-    if found.regressed or found.lost:
+    if found.has_regressed or found.lost:
         sys.exit(EXIT_FAILED)
     # If each case fails in both versions, the command line is wrong: for example, its function
     # needs an argument.
-    sys.exit(EXIT_OK if found.compared else EXIT_BAD_INPUT)
+    sys.exit(EXIT_OK if found.is_compared else EXIT_BAD_INPUT)
 
 
 def _agree(seconds: float):
@@ -120,7 +120,7 @@ def _spec(
     notebooks = names[len(given) :]
     if len(revisions) < 2:
         raise BadInput(
-            f"revision: {shown(given[0]) if given else 'none'} is given; give two revisions, "
+            f"revision: {quote(given[0]) if given else 'none'} is given; give two revisions, "
             "such as main and . (the working tree)"
         )
     if functions and (notebooks or overrides):

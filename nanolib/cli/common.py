@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput, printable, shown
+from nanolib.measurement import BadInput, printable, quote
 from nanolib.paths import (
     OUTPUT_VARIABLE,
-    expanded,
+    expand_home,
     find_checkout,
     installed_workbook,
     output_folder,
@@ -124,7 +124,7 @@ def _parse_pairs(_context, _option, pairs: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise BadInput(
-                f"-p: {shown(pair)} is not a NAME=VALUE pair; write -p seq_lens='[1024, 4096]'"
+                f"-p: {quote(pair)} is not a NAME=VALUE pair; write -p seq_lens='[1024, 4096]'"
             )
         values[name] = value
     return values
@@ -133,7 +133,7 @@ def _parse_pairs(_context, _option, pairs: tuple[str, ...]) -> dict[str, str]:
 def _set_output(_context, _option, folder: str | None):
     """Set the output folder of this process and of its child processes."""
     if folder:
-        os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
+        os.environ[OUTPUT_VARIABLE] = str(expand_home(folder).absolute())
     output = output_folder()
     if output.exists() and not output.is_dir():
         raise BadInput(f"--output: {output} is not a folder; name a folder")

@@ -110,8 +110,8 @@ def compare(
     echo("      for a reliable answer, run: nano ab REV_A REV_B")
     if not found.same_machine:
         echo("note: the machines differ, so the exit code is 0 for any result")
-    is_lost = strict and found.same_machine and (found.lost or not found.compared)
-    sys.exit(EXIT_FAILED if found.regressed or is_lost else EXIT_OK)
+    is_lost = strict and found.same_machine and (found.lost or not found.is_compared)
+    sys.exit(EXIT_FAILED if found.has_regressed or is_lost else EXIT_OK)
 
 
 def show_comparison(
@@ -127,7 +127,7 @@ def show_comparison(
     echo(*notes)
     _echo_findings(found.table(everything))
     echo(summary)
-    if not found.compared:
+    if not found.is_compared:
         echo("no case was measured successfully on both sides, so nothing was compared")
     if json_file:
         json_file.write_text(to_json(found.to_dict()), encoding="utf-8")

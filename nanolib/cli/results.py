@@ -18,7 +18,7 @@ from nanolib.cli.common import (
 )
 from nanolib.experiments import sections
 from nanolib.measurement import BadInput
-from nanolib.paths import expanded, output_folder
+from nanolib.paths import expand_home, output_folder
 from nanolib.store import Store
 
 
@@ -58,7 +58,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     RUN is an id, a label, an experiment, a suite, latest, latest~1 or all. By default, the report
     shows the newest run of each experiment.
     """
-    target = expanded(folder) if folder else output_folder() / "report"
+    target = expand_home(folder) if folder else output_folder() / "report"
     page = write_report(names, target)
     echo(page)
     if show:

@@ -27,8 +27,8 @@ from nanolib.cli.common import (
 )
 from nanolib.cli.results import write_report
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput, shown
-from nanolib.paths import DATABASE, expanded, installed_workbook, output_folder
+from nanolib.measurement import BadInput, quote
+from nanolib.paths import DATABASE, expand_home, installed_workbook, output_folder
 from nanolib.store import Store
 
 
@@ -39,10 +39,10 @@ def init(folder: str) -> None:
 
     DIR must be empty or new. Start nano, papermill or JupyterLab in DIR. Results go to DIR/outputs.
     """
-    target, source = expanded(folder), installed_workbook()
+    target, source = expand_home(folder), installed_workbook()
     is_empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty:
-        raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new folder")
+        raise BadInput(f"init: {quote(folder)} is not an empty folder; name a new folder")
     unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
     for name in ("notebooks", "params", "docs"):
         shutil.copytree(source / name, target / name, ignore=unwanted)

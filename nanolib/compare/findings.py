@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import METRICS, shown
+from nanolib.measurement import METRICS, quote
 from nanolib.numbers import format_number, format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 from nanolib.stats.intervals import TooFewSamples, median_interval
@@ -79,7 +79,7 @@ class Line:
             "verdict": str(self.finding),
             "experiment": self.experiment,
             "case": self.case,
-            "metric": with_unit(self.metric),
+            "metric": add_unit(self.metric),
             "base": "" if self.base is None else format_number(self.base),
             "current": "" if self.current is None else format_number(self.current),
             "change": self.change,
@@ -114,12 +114,12 @@ class Comparison:
         return {name: found.count(name) for name in _WORST_FIRST if name in found}
 
     @property
-    def regressed(self) -> bool:
+    def has_regressed(self) -> bool:
         """Whether a metric regressed on the same machine, which makes a gate fail."""
         return self.same_machine and Kind.REGRESSED in self.counts
 
     @property
-    def compared(self) -> bool:
+    def is_compared(self) -> bool:
         """Whether at least one metric has a value on both sides."""
         return any(line.base is not None for line in self.lines)
 
@@ -140,8 +140,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
         return asdict(self) | {
-            "regressed": self.regressed,
-            "compared": self.compared,
+            "regressed": self.has_regressed,
+            "compared": self.is_compared,
             "counts": self.counts,
         }
 
@@ -169,7 +169,7 @@ def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str
     ]
 
 
-def with_unit(figure: str) -> str:
+def add_unit(figure: str) -> str:
     """Return a metric and its scope with the unit, such as `latency forward, ms`."""
     metric = METRICS.get(figure.partition(" ")[0])
     return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"
@@ -213,7 +213,7 @@ def case_names(cases: CasesOfMachines) -> dict[tuple[str, str, str], str]:
     cases = list(cases)
     alike = defaultdict(dict)  # experiment and name → case ID → factors as text
     for _, experiment, case_id, factors in cases:
-        line = {factor: shown(value) for factor, value in factors.items()}
+        line = {factor: quote(value) for factor, value in factors.items()}
         alike[experiment, case_name(factors)][case_id] = line
     names = {}
     for (experiment, name), lines in alike.items():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.findings import CASE_KEY, case_names, cases_in, with_unit
+from nanolib.compare.findings import CASE_KEY, add_unit, case_names, cases_in
 from nanolib.measurement import METRICS, Direction
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level
@@ -125,7 +125,7 @@ def table(found: Sequence[History]) -> pd.DataFrame:
             {
                 "experiment": history.experiment,
                 "case": history.case,
-                "metric": with_unit(f"{history.metric} {history.scope}".strip()),
+                "metric": add_unit(f"{history.metric} {history.scope}".strip()),
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),

@@ -109,7 +109,7 @@ def compare_rows(
             for pair in _pairs(before, after, ["latency"]):
                 found.append(_timing_line(*pair, threshold, noise, repeats or {}))
             lines += [replace(line, experiment=key[1], case=names[key]) for line in found]
-    lines = worst_first(_adjusted(lines))
+    lines = worst_first(_adjust_p_values(lines))
     return Comparison(lines, bool(machines), threshold, notes, missing=only["base"])
 
 
@@ -227,7 +227,7 @@ def _timing_line(
     return replace(line, current=line.base * verdict.ratio)
 
 
-def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
+def _adjust_p_values(lines: Sequence[Line]) -> Iterator[Line]:
     """Adjust the p-values of all timings together. Some timings are `suspect` at most."""
     judged = iter(judge_together([line.verdict for line in lines if line.verdict is not None]))
     for line in lines:

@@ -98,5 +98,5 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.D
         BadInput: A name matches no run, or the database cannot be read.
     """
     with Store() as store:
-        rows, runs = store.shown(select_runs(store, params.runs))
+        rows, runs = store.report_data(select_runs(store, params.runs))
         return runs, store.machines(), newest_machine(rows, runs), rows

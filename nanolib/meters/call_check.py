@@ -58,7 +58,7 @@ class CallCheck:
         took_ns = time.perf_counter_ns() - start
         if self._first is None:
             self._refuse_unfinished(result)
-            self._first = took_ns, _kept(result), _writes(result)
+            self._first = took_ns, _reference_to(result), _writes(result)
         else:
             first_ns, kept, writes = self._first
             is_same = result is not None and result is kept() and _writes(result) == writes
@@ -76,7 +76,7 @@ class CallCheck:
         raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
-def _kept(result) -> Callable[[], object]:
+def _reference_to(result) -> Callable[[], object]:
     """Return a weak reference to the result if possible, or otherwise a strong reference."""
     try:
         return weakref.ref(result)

@@ -37,9 +37,9 @@ class HostClock:
 
     def __init__(self, synchronize: Call | None = None):
         self.synchronize = synchronize
-        self.now = self._synchronized if synchronize else time.perf_counter_ns
+        self.now = self._synchronized_ns if synchronize else time.perf_counter_ns
 
-    def _synchronized(self) -> int:
+    def _synchronized_ns(self) -> int:
         self.synchronize()
         return time.perf_counter_ns()
 
@@ -110,7 +110,7 @@ class CudaClock:
                 _launch(phases, marks, inner)
             self.state.read()  # The GPU still computes, so the readings are under load.
             torch.cuda.synchronize()
-            return [[ms / inner for ms in _between(marks)] for marks in rows]
+            return [[ms / inner for ms in _elapsed_ms(marks)] for marks in rows]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Run the phases for half a second, so that the GPU's clock ramps up."""
@@ -139,7 +139,7 @@ class CudaClock:
             torch.cuda.synchronize()
         if is_awake:
             return [{} for _ in phases]
-        medians = np.median([host, [_between(marks) for marks in rows]], axis=1).T.tolist()
+        medians = np.median([host, [_elapsed_ms(marks) for marks in rows]], axis=1).T.tolist()
         return [{"host_ms": a, "device_ms": b} for a, b in medians]
 
 
@@ -160,7 +160,7 @@ def _launch(phases: Sequence[Call], marks: Sequence[Any], inner: int = 1) -> lis
     return host_ms
 
 
-def _between(marks: Sequence[Any]) -> list[float]:
+def _elapsed_ms(marks: Sequence[Any]) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
 
 

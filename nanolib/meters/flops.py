@@ -23,7 +23,7 @@ _MASKED = -1e4
 _ROWS = 1024
 
 
-def _grouped(a: Tensor, b: Tensor, *rest, **named) -> int:
+def _grouped_product_flops(a: Tensor, b: Tensor, *rest, **named) -> int:
     # Each row of `a` is multiplied by the matrix of one group. Two stacks are multiplied in pairs.
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
@@ -31,9 +31,9 @@ def _grouped(a: Tensor, b: Tensor, *rest, **named) -> int:
 
 # Formulas of operations that torch's counter does not count.
 _FORMULAS = {
-    "aten::_grouped_mm": _grouped,
-    "transformers::grouped_mm_fallback": _grouped,
-    "aten::_int_mm": _grouped,
+    "aten::_grouped_mm": _grouped_product_flops,
+    "transformers::grouped_mm_fallback": _grouped_product_flops,
+    "aten::_int_mm": _grouped_product_flops,
 }
 # Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}

@@ -30,7 +30,7 @@ def _ask(nvml, name: str, *arguments):
         return None
 
 
-def _named(reasons: int, names: Mapping[int, str]) -> str:
+def _name_reasons(reasons: int, names: Mapping[int, str]) -> str:
     return ", ".join(name for bit, name in names.items() if reasons & bit)
 
 
@@ -82,7 +82,7 @@ class GpuState:
     def summary(self) -> dict[str, Any]:
         """Return the medians of the readings, and the reasons for a low clock."""
         found = {name: float(statistics.median(seen)) for name, seen in self._seen.items()}
-        if named := _named(self._reasons, _UNDER_LOAD):
+        if named := _name_reasons(self._reasons, _UNDER_LOAD):
             found["throttled_by"] = named
         return found
 
@@ -118,6 +118,6 @@ def gpu_interference(uuid: str, nvml=pynvml) -> list[str]:
     usual = _ask(nvml, "PowerManagementDefaultLimit", gpu)
     if limit and usual and limit < usual:
         lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} W of {usual / 1e3:.0f} W")
-    if named := _named(_ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0, _SLOWED_BY):
+    if named := _name_reasons(_ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0, _SLOWED_BY):
         lines.append(f"the GPU's clock is lowered by {named}")
     return lines

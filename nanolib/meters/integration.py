@@ -3,13 +3,13 @@
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nanolib.measurement import BadInput, Provenance, one_line, shown
+from nanolib.measurement import BadInput, Provenance, one_line, quote
 from nanolib.meters.power import Reading
+from nanolib.paths import expand_home
 from nanolib.stats.intervals import Interval
 
 # A gap is longer than 2.5 times the median time between samples.
@@ -42,7 +42,7 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         BadInput: There are fewer than two samples, moments are out of order, or the window is empty
             or reaches beyond the samples.
     """
-    t, p, read = _checked(t_s, power_w, start_s, end_s)
+    t, p, read = _valid_readings(t_s, power_w, start_s, end_s)
     # A failed reading makes a gap between the readings around it.
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
     length, left, right = np.diff(t), p[:-1], p[1:]
@@ -89,7 +89,7 @@ def count(
         BadInput: The readings are not valid for `integrate`, the last reading is less than `lag_s`
             after the window, or the counter was reset.
     """
-    t, counted, _ = _checked(t_s, joules, start_s, end_s, lag_s)
+    t, counted, _ = _valid_readings(t_s, joules, start_s, end_s, lag_s)
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
     # A value is at most `lag_s` old, so a reading `lag_s` after an edge shows a later value.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
@@ -124,7 +124,7 @@ def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
     return float((t[last] - t[first]).max()) if len(t) else 0.0
 
 
-def _checked(
+def _valid_readings(
     t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float, lag_s: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the moments and values of readings that did not fail, and which readings these are."""
@@ -175,7 +175,7 @@ class ReplaySource:
         return Reading(now, watts=float(self._watts[latest]))
 
 
-def read_trace(path: Path) -> tuple[list[float], list[float]]:
+def read_trace(file: str) -> tuple[list[float], list[float]]:
     """Read a recorded power trace, a CSV file with the columns `t_s` and `power_w`.
 
     Returns:
@@ -187,7 +187,8 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
     """
     import pandas as pd  # Importing pandas is slow, and only this function needs pandas.
 
-    name, columns = shown(path.name), ["t_s", "power_w"]
+    path = expand_home(file)
+    name, columns = quote(path.name), ["t_s", "power_w"]
     try:
         table = pd.read_csv(path, encoding="utf-8-sig", usecols=columns, dtype=float)
     except (OSError, ValueError) as error:

@@ -150,11 +150,11 @@ class LayerProfiler:
 
     def _timed_modules(self, modules: Mapping[str, nn.Module]) -> list[Replacement]:
         return [
-            (module, "forward", self._timed(name, module.forward))
+            (module, "forward", self._wrap_forward(name, module.forward))
             for name, module in modules.items()
         ]
 
-    def _timed(self, name: str, forward: Forward) -> Forward:
+    def _wrap_forward(self, name: str, forward: Forward) -> Forward:
         """Wrap a module's `forward`. In plain calls, only modules that the model calls count."""
         running, now = self._open, self._clock.now
 

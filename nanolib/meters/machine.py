@@ -20,7 +20,7 @@ import psutil
 import pynvml
 import torch
 
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, quote
 
 FP8_COMPUTE_CAPABILITY = (8, 9)
 
@@ -100,7 +100,7 @@ def resolve_device(name: str) -> str:
     wanted = "cuda:0" if name == "cuda" else name
     if wanted not in available:
         raise BadInput(
-            f"device: {shown(name)} is not available; use auto or one of {', '.join(available)}"
+            f"device: {quote(name)} is not available; use auto or one of {', '.join(available)}"
         )
     return wanted
 

@@ -50,7 +50,7 @@ class Peak:
     method: str = "live_tensor_bytes"
 
     @property
-    def own(self) -> int:
+    def own_bytes(self) -> int:
         """Peak of live bytes, without the earlier tensors that do not count."""
         return self.live - self.before + self.existing
 
@@ -96,7 +96,7 @@ def fake_tensors() -> FakeTensorMode:
     return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def why_not_planned(error: BaseException) -> str:
+def describe_plan_failure(error: BaseException) -> str:
     """Describe in one line why a plan on fake tensors failed."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return (
@@ -170,7 +170,7 @@ def measure_memory(
     with peak_memory(device, *existing) as found:
         fn()
     rest = {"scope": scope, "method": found.method, "details": {"before": found.before / MIB}}
-    peak = exact("peak_memory", found.own / MIB, predicted=predicted, **rest)
+    peak = exact("peak_memory", found.own_bytes / MIB, predicted=predicted, **rest)
     if found.reserved is None:
         return [peak, resident_row(fn, scope)]
     # Memory reserved before the call, such as for CUDA graphs, does not count.

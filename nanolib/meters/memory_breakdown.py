@@ -56,7 +56,7 @@ class MemoryBreakdown:
         return sum(self.parts.values())
 
     @property
-    def by_kind(self) -> dict[str, int]:
+    def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of each kind of memory use above 0, in the order of `MemoryKind`."""
         found = Counter()
         for part, size in self.parts.items():
@@ -167,31 +167,31 @@ class MemoryTracker(LiveBytes):
     def follow_modules(self) -> Iterator[None]:
         """Follow the model's modules within the context, and mark saved tensors and gradients."""
 
-        def entered(name: str, *_):
+        def enter(name: str, *_):
             self._inside.append(name)
 
-        def left(*_):
+        def leave(*_):
             self._inside.pop()
 
-        def accumulated(module: str, weight: torch.Tensor):
+        def accumulate(module: str, weight: torch.Tensor):
             self._mark(weight.grad, MemoryKind.GRADIENTS, module=module)
 
-        def saved(tensor: torch.Tensor) -> torch.Tensor:
+        def save(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED, line=_line())
             # An output that saves itself would refer to itself, and torch would never free it.
             return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
-                before = partial(entered, _without_numbers(name))
+                before = partial(enter, _without_numbers(name))
                 hooks.enter_context(module.register_forward_pre_hook(before))
-                hooks.enter_context(module.register_forward_hook(left, always_call=True))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
             for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
-                    after = partial(accumulated, _module_of(name))
+                    after = partial(accumulate, _module_of(name))
                     hooks.enter_context(weight.register_post_accumulate_grad_hook(after))
             hooks.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
+                torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
             )
             yield
 

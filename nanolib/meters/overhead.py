@@ -14,7 +14,7 @@ from nanolib.meters.energy import EnergyMeter
 from nanolib.meters.layers import LayerProfiler
 from nanolib.meters.recording import ProfilingConfig
 from nanolib.meters.sampler import FLOOR_BLOCKS, BlockSampler, Timing, pause_collector
-from nanolib.meters.turns import ROUNDS, take_turns, undisturbed
+from nanolib.meters.turns import ROUNDS, drop_busy_rounds, take_turns
 from nanolib.stats.intervals import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS = 0.05, 16
@@ -77,7 +77,7 @@ def measure_overhead(
         for sampler in samplers.values():
             sampler.begin()
         rounds = take_turns(samplers, seed=0)
-    rounds, flags, counted = undisturbed([one for one in rounds if len(one.ms) == len(kinds)])
+    rounds, flags, counted = drop_busy_rounds([one for one in rounds if len(one.ms) == len(kinds)])
     # Wall time and CPU time of a call in each round, ms.
     times = {kind: np.array([one.ms[kind] for one in rounds]).T for kind in kinds}
     plain_ms, reading_ms = float(np.median(times["bare"][0])), _reading_ms()

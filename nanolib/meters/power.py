@@ -126,7 +126,7 @@ def _nvidia(nvml, only: str) -> Iterator[Sensor]:
             yield _gpu_sensor("nvml", index, partial(joules, gpu), watts)
 
 
-def _imported(name: str, extra: str):
+def _import_extra(name: str, extra: str):
     try:
         return importlib.import_module(name)
     except Exception as error:  # Without its driver's library, amdsmi raises a KeyError.
@@ -138,7 +138,7 @@ def _amd(amdsmi) -> Iterator[Sensor]:
     if amdsmi is None:
         if not _KFD.exists():
             raise OSError("no AMD GPU (no /dev/kfd)")
-        amdsmi = _imported("amdsmi", "amd")
+        amdsmi = _import_extra("amdsmi", "amd")
 
     def joules(gpu) -> float:
         found = amdsmi.amdsmi_get_energy_count(gpu)
@@ -169,7 +169,7 @@ def _apple(apple) -> Iterator[Sensor]:
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
             raise OSError("this machine is not a Mac with Apple silicon")
-        apple = _imported("zeus_apple_silicon", "apple")
+        apple = _import_extra("zeus_apple_silicon", "apple")
     monitor = apple.AppleEnergyMonitor()
 
     def joules() -> float:

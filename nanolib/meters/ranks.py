@@ -243,10 +243,10 @@ def count_bytes(call: Callable[[], object]) -> float | None:
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
     call()  # The first call opens connections.
-    return (_counted(call, _COUNTED_CALLS) - _counted(call, 0)) / _COUNTED_CALLS
+    return (_count_operations(call, _COUNTED_CALLS) - _count_operations(call, 0)) / _COUNTED_CALLS
 
 
-def _counted(call: Callable[[], object], calls: int) -> int:
+def _count_operations(call: Callable[[], object], calls: int) -> int:
     dist.barrier()
     before = loopback_bytes()
     dist.barrier()

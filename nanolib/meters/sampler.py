@@ -109,7 +109,7 @@ class BlockSampler:
         self._blocks.append(block)
         gc.collect()  # This collection is fast, because older objects are frozen.
         self._spent_s += time.perf_counter() - start
-        self.stop = self._why_enough()
+        self.stop = self._stop_reason()
         return np.median(block, axis=0)
 
     def _size(self, call_ms: float) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class BlockSampler:
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
 
-    def _why_enough(self) -> str:
+    def _stop_reason(self) -> str:
         count = len(self._blocks)
         if count >= MAX_BLOCKS:
             return "max_blocks"

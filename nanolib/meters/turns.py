@@ -84,7 +84,7 @@ def take_turns(
     return rounds
 
 
-def undisturbed(
+def drop_busy_rounds(
     rounds: list[Round],
 ) -> tuple[list[Round], tuple[Flag, ...], dict[str, int | None]]:
     """Leave out the busy rounds, if enough rounds are clean.
@@ -126,7 +126,7 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that contain both calls.
 
-    nanolib leaves out busy rounds with `undisturbed`.
+    nanolib leaves out busy rounds with `drop_busy_rounds`.
 
     Args:
         rounds: Rounds from `take_turns`.
@@ -139,7 +139,7 @@ def speed_up_row(
         The row, or None if fewer than six rounds have both calls.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
-    used, flags, details = undisturbed(both)
+    used, flags, details = drop_busy_rounds(both)
 
     def series(of: str) -> np.ndarray:
         return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])

@@ -94,7 +94,7 @@ class CapturedGeneration(Generation):
         self._restart_at_end()
         self._position.fill_(self.cache.length)
         if self._graph is None:
-            self._graph = optimize.captured(self._step)
+            self._graph = optimize.capture_graph(self._step)
         if self.token is not self._token:  # The graph reads and writes the token in place.
             self.token = self._token.copy_(self.token)
         self._graph.replay()

@@ -35,7 +35,7 @@ def applies(name: str, mode: str, dtype: str) -> bool:
     return mode in OPTIMIZATIONS[name] and (dtype == "float32" or not name.startswith("autocast"))
 
 
-def unsupported(name: str, device: str) -> str:
+def unsupported_reason(name: str, device: str) -> str:
     """Return why a device does not support an optimization, or an empty string."""
     kind = torch.device(device).type
     if kind == "cuda" or name not in ("cuda_graph", "compile_reduce_overhead"):
@@ -55,14 +55,14 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
     Raises:
         Unsupported: This machine or this model does not support the optimization.
     """
-    if reason := unsupported(name, ids.device.type):
+    if reason := unsupported_reason(name, ids.device.type):
         raise Unsupported(reason)
     if is_compiled(name):
         # An error is better than a model of which dynamo silently leaves a part uncompiled.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         mode = name.removeprefix("compile").removeprefix("_").replace("_", "-") or "default"
         # Dynamo never compiles a function that has once run under a FLOP counter.
-        return torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
+        return torch.compile(copy_function(lambda ids: forward(ids)), mode=mode, dynamic=False)
     if name.endswith("checkpoint"):
         _checkpoint(model)
     if name.startswith("autocast"):
@@ -70,7 +70,7 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
     return forward
 
 
-def with_own_code(function: types.FunctionType) -> types.FunctionType:
+def copy_function(function: types.FunctionType) -> types.FunctionType:
     """Copy a function, so that torch.compile caches the graphs of the copy separately.
 
     Dynamo caches graphs by the code of a function. Each call searches all graphs of the code, and
@@ -88,7 +88,7 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
     return own
 
 
-def captured(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def capture_graph(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """Capture a call in a CUDA graph, after a few warm-up calls."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanolib.measurement import BadInput, Unsupported, shown
+from nanolib.measurement import BadInput, Unsupported, quote
 from nanolib.models.user import logits_of
-from nanolib.paths import expanded
+from nanolib.paths import expand_home
 
 TEXT_VOCAB_SIZE = 256
 
@@ -34,7 +34,7 @@ def load_text(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
     Raises:
         BadInput: The corpus has fewer than two bytes, or cannot be read.
     """
-    root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
+    root = expand_home(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
     # Files of other types differ between machines. The limit comes before site-packages.
     files = sorted(root.rglob("*" if corpus else "*.py"))
     data = bytearray()
@@ -46,11 +46,11 @@ def load_text(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
                 break
     except OSError as error:
         raise BadInput(
-            f"corpus: {shown(corpus)} cannot be read ({error.strerror}); give another text"
+            f"corpus: {quote(corpus)} cannot be read ({error.strerror}); give another text"
         ) from None
     if len(data) < 2:
         raise BadInput(
-            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text file or a folder with "
+            f"corpus: {quote(corpus)} has {len(data)} bytes; give a text file or a folder with "
             "at least two"
         )
     return torch.frombuffer(data, dtype=torch.uint8)

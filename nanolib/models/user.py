@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, shown
+from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, quote
 
 # The name of a function within JSON. The group is the first part of the name of its module.
 _NAME = re.compile(r'"([^\W\d]\w*)(?:\.\w+)*:[^\W\d]\w*"')
@@ -39,12 +39,12 @@ def check_function(field: str, name: str, other: str = "") -> str:
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise BadInput(
-            f"{field}: {shown(name)} does not name a function; write package.module:function{other}"
+            f"{field}: {quote(name)} does not name a function; write package.module:function{other}"
         )
     return name
 
 
-def imported(field: str, name: str) -> Callable[..., Any]:
+def import_callable(field: str, name: str) -> Callable[..., Any]:
     """Import the function that a parameter names, which runs the code of the function's module.
 
     Raises:
@@ -123,7 +123,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         Unsupported: The package `transformers` is not installed.
     """
     if runs_code(name):
-        return imported("model", name)
+        return import_callable("model", name)
     model_class = _hugging_face_class(name)
 
     def build(**options) -> nn.Module:
@@ -197,11 +197,11 @@ def _hugging_face_class(name: str):
             config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
         raise BadInput(
-            f"model: {shown(name)} cannot be imported ({error}); install the packages that it needs"
+            f"model: {quote(name)} cannot be imported ({error}); install the packages that it needs"
         ) from None
     if config_class is None:
         raise BadInput(
-            f"model: transformers has no model class {shown(class_name)}; "
+            f"model: transformers has no model class {quote(class_name)}; "
             "use a class such as LlamaForCausalLM"
         )
     return found
@@ -229,18 +229,18 @@ def hugging_face_config(name: str, options: Mapping[str, Any]):
         BadInput: The class does not exist, or does not take the options.
         Unsupported: The package `transformers` is not installed.
     """
-    config_class, known = _hugging_face_class(name).config_class, known_options(name)
+    config_class, known = _hugging_face_class(name).config_class, list_options(name)
     for option, value in options.items():
         if option not in known:
             hint = did_you_mean(option, known, "leave it out")
             raise BadInput(
-                f"model_options: {shown(option)} is not a field of {config_class.__name__}; {hint}"
+                f"model_options: {quote(option)} is not a field of {config_class.__name__}; {hint}"
             )
         # A name with a slash starts a download. flex_attention crashes on tensors without data.
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(
-                f"model_options: memory with {option} {shown(value)} cannot be planned; "
+                f"model_options: memory with {option} {quote(value)} cannot be planned; "
                 "use sdpa or eager"
             )
     try:
@@ -249,13 +249,13 @@ def hugging_face_config(name: str, options: Mapping[str, Any]):
             config.get_text_config()
     except Exception as error:
         raise BadInput(
-            f"model_options: {name} does not take {shown(dict(options))} ({cause(error)}); "
+            f"model_options: {name} does not take {quote(dict(options))} ({cause(error)}); "
             "change an option"
         ) from None
     return config
 
 
-def known_options(name: str) -> list[str]:
+def list_options(name: str) -> list[str]:
     """List the options that a configuration declares, or that the code of the class reads.
 
     Args:

@@ -66,7 +66,7 @@ class Table:
     def __repr__(self) -> str:
         return _EMPTY if self.frame.empty else self.frame.to_string(index=False)
 
-    def folded(self, title: str, is_open: bool) -> str:
+    def foldable_html(self, title: str, is_open: bool) -> str:
         """Return the HTML of a section that readers can fold, with the title and the table."""
         mark = " open" if is_open else ""
         return f"<details{mark}><summary>{escape(title)}</summary>{self._repr_html_()}</details>"
@@ -139,7 +139,8 @@ class Tables:
 
     def _repr_html_(self) -> str:
         return "".join(
-            table.folded(title, at == 0) for at, (title, table) in enumerate(self.tables.items())
+            table.foldable_html(title, at == 0)
+            for at, (title, table) in enumerate(self.tables.items())
         )
 
     def __repr__(self) -> str:

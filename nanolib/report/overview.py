@@ -109,7 +109,7 @@ def run_facts(runs: pd.DataFrame) -> pd.DataFrame:
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
-    bad = _failed(rows)
+    bad = _failed_rows(rows)
     names = case_names(cases_in(bad))
     keys = bad[CASE_KEY].itertuples(index=False, name=None)
     return bad.assign(case=[names[key] for key in keys])[
@@ -117,7 +117,7 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def _failed(rows: pd.DataFrame) -> pd.DataFrame:
+def _failed_rows(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
 
 
@@ -131,7 +131,7 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
     ]
 
 
-def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
+def explain_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
     """Return why cases have no data, such as the message of the first case that failed.
 
     Args:
@@ -140,7 +140,7 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
         otherwise: Reason to return if no case failed, or empty for a general reason.
     """
     rows = of_experiment(rows, experiment)
-    failed = _failed(rows)
+    failed = _failed_rows(rows)
     if len(failed):
         first = failed.iloc[0]
         return f"{first['status']}: {first['message']}" if first["message"] else first["status"]
@@ -160,7 +160,7 @@ def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Find
     text = f"{what} was not measured"
     if of_experiment(rows, experiment).empty:
         return [Finding(text, next_step=f"run nano run quick {experiment}")]
-    return [Finding(text, why_empty(rows, experiment))]
+    return [Finding(text, explain_empty(rows, experiment))]
 
 
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:

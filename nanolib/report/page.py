@@ -17,7 +17,7 @@ from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
 from nanolib.report.section import MOST_CHARTS, Part, Section
 from nanolib.report.tables import csv_text, markdown_table, markdown_text
-from nanolib.report.theme import variables, with_variables
+from nanolib.report.theme import use_color_variables, variables
 from nanolib.store import Store
 from nanolib.store.export import json_text
 from nanolib.store.query import SHOWN_CASES
@@ -51,7 +51,7 @@ def build(
     Returns:
         Path of the page, `index.html` in the folder.
     """
-    rows, runs = store.shown(run_ids)
+    rows, runs = store.report_data(run_ids)
     hardware = overview.hardware_table(rows, store.machines())
     make_folder(folder)
     with schemapi.debug_mode(False):  # Altair's check of each chart is slow.
@@ -193,6 +193,6 @@ def _web_page(
         table=_table,
         libraries=display.javascript().replace("</script", "<\\/script"),
         # Browsers act on `</script` and `<!--` even inside a string of a script.
-        data=with_variables(data).replace("<", "\\u003c"),
+        data=use_color_variables(data).replace("<", "\\u003c"),
         colors=variables(),
     )

@@ -28,10 +28,10 @@ from nanolib.report.theme import (
     HUES,
     Axis,
     Drawing,
+    apply_theme,
     domain_of,
     empty_chart,
     hues,
-    themed,
 )
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
@@ -138,7 +138,7 @@ def plot(
     if len(charts) > 1:
         chart = (alt.hconcat if is_line else alt.vconcat)(*charts, spacing=28)
     chart.title = alt.Title(printable(title), subtitle=lines or alt.Undefined)
-    return themed(chart)
+    return apply_theme(chart)
 
 
 def _layer(mark: str, encoding: _Encoding, data=alt.Undefined, **look) -> alt.Chart:
@@ -245,7 +245,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     return found
 
 
-def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
+def _place_in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
     """Return an encoding with one row per series, and the layer of the labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     base = {"y": alt.Y("series:N", title=None, sort=[*data["series"].unique()], axis=ink)}
@@ -254,7 +254,7 @@ def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
 
 
 def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
-    base, words = _in_rows(data)
+    base, words = _place_in_rows(data)
     layers = _draw_marks(base, data, axis)
     if "pred" in data:
         along = base | axis.encode("pred") | {"color": _COLOR}
@@ -267,7 +267,7 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     once = data["text"].where(~data["series"].duplicated(), "")
     data = data.assign(place=data["part"].map(parts.index), text=once)
     colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
-    base, words = _in_rows(data)
+    base, words = _place_in_rows(data)
     look = {
         "color": alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors)),
         "order": alt.Order("place:Q"),

@@ -38,7 +38,7 @@ def changes(store: Store, runs: pd.DataFrame) -> Part:
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     figures = store.figures("latency", runs["machine_id"].unique(), RECENT_RUNS)
     verdict, charts, tables = history_verdict(histories(figures)), {}, {}
-    if since := since_before(store, newest["run_id"], figures):
+    if since := compare_with_earlier(store, newest["run_id"], figures):
         verdict += comparison_verdict(since)
         charts = {"since_the_run_before": comparison_chart(since)}
         table = since.table(everything=False)
@@ -46,7 +46,9 @@ def changes(store: Store, runs: pd.DataFrame) -> Part:
     return Part("changes", "What changed?", verdict, charts, tables)
 
 
-def since_before(store: Store, run_ids: Sequence[str], figures: pd.DataFrame) -> Comparison | None:
+def compare_with_earlier(
+    store: Store, run_ids: Sequence[str], figures: pd.DataFrame
+) -> Comparison | None:
     """Compare runs with earlier runs of the same experiment, suite and machine.
 
     The comparison has the cases that both have.

@@ -6,15 +6,15 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, METRICS, SMOKE_TEST, Flag
 from nanolib.report.finding import Estimate, Finding, Order, unclear
-from nanolib.report.overview import join_words, of_experiment, pick, why_empty
+from nanolib.report.overview import explain_empty, join_words, of_experiment, pick
 from nanolib.report.plot import links, plot
 from nanolib.report.tables import (
     CASE,
     ONE,
     Column,
     add_metric_columns,
+    format_ms,
     gains,
-    in_ms,
     times,
 )
 from nanolib.report.theme import Chart, Drawing, empty_chart
@@ -48,7 +48,7 @@ def scaling_chart(
         rows = of_experiment(rows, experiment)
         found = pd.concat([pick(rows, metric, scope) for scope in scopes])
         if found.empty:
-            return empty_chart(title, why_empty(rows, experiment))
+            return empty_chart(title, explain_empty(rows, experiment))
         labels, alike = series_names(found, others)
         data = pd.DataFrame(
             {
@@ -187,7 +187,7 @@ def find_fastest(
         return []
     ties = [one.name for one in best["speed_up_over"] if one.compare_to(ONE) is Order.NO_DIFFERENCE]
     tied = lines[lines[name].isin([best[name], *ties])]
-    evidence = join_words(in_ms(line, column) for _, line in tied.iterrows())
+    evidence = join_words(format_ms(line, column) for _, line in tied.iterrows())
     text, next_step, among = f"{best[name]} is the fastest {kind} {where}", "", lines
     if len(tied) > 1:
         text, evidence = unclear(f"{join_words(tied[name])} {where}", evidence)

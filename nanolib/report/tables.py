@@ -135,7 +135,7 @@ def add_metric_columns(
     return table.join(added)
 
 
-def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
+def add_flags(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
     """Add the column `flags` with the distinct flags of all measurements of a line.
 
     Args:
@@ -150,7 +150,7 @@ def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) 
 ONE = Estimate.exact(1.0)
 
 
-def with_speed_ups(
+def add_speed_ups(
     table: pd.DataFrame,
     rows: pd.DataFrame,
     scope: str | pd.Series,
@@ -224,7 +224,7 @@ _STATES = {
 }
 
 
-def with_state(table: pd.DataFrame) -> pd.DataFrame:
+def add_state(table: pd.DataFrame) -> pd.DataFrame:
     """Add the column `state` with the failure of a case and the flags of its numbers, or `ok`."""
     flags = table.get("flags", [()] * len(table))
     states = []
@@ -241,12 +241,12 @@ def worst(statuses: pd.Series) -> str:
     return next(iter(statuses[statuses != "ok"]), "ok")
 
 
-def joined(messages: pd.Series) -> str:
+def join_messages(messages: pd.Series) -> str:
     """Join the distinct messages on one line."""
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
-def in_ms(row: Mapping[str, Any], column: str) -> str:
+def format_ms(row: Mapping[str, Any], column: str) -> str:
     """Format a time of a line with its interval, in ms."""
     return Estimate.of(row, column).text(" ms")
 

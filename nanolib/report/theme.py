@@ -51,7 +51,7 @@ def empty_chart(title: str, why: str) -> Drawing:
         title=alt.Title(title, subtitle=textwrap.wrap(why, 100)),
         usermeta={"empty": why},
     )
-    return themed(chart.mark_text(text=""))
+    return apply_theme(chart.mark_text(text=""))
 
 
 def is_empty(chart: Drawing) -> bool:
@@ -59,7 +59,7 @@ def is_empty(chart: Drawing) -> bool:
     return isinstance(chart.usermeta, dict)
 
 
-def themed(chart: Drawing) -> Drawing:
+def apply_theme(chart: Drawing) -> Drawing:
     """Set the fonts, grid and colors of a finished chart, and return the chart."""
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
     # Each `configure_…` method copies the chart, so nanolib assigns the configuration directly.
@@ -105,7 +105,7 @@ def variables() -> str:
     return f":root {{ color-scheme: light dark; {''.join(colors)}}}\n"
 
 
-def with_variables(text: str) -> str:
+def use_color_variables(text: str) -> str:
     """Replace colors in the JSON of charts with CSS variables. Dark mode then needs no redraw."""
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')

@@ -37,12 +37,12 @@ class Plan:
     Attributes:
         peaks: Scope → peak of the live bytes.
         reason: Reason why no peak is known, in one line. An unsupported case has an empty reason.
-        unsupported: Reason, found during planning, why the case cannot run on this machine.
+        unsupported_reason: Reason, found during planning, why the case cannot run on this machine.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
     reason: str = ""
-    unsupported: str = ""
+    unsupported_reason: str = ""
 
     @property
     def most(self) -> int | None:
@@ -67,7 +67,7 @@ class Case:
 
     device: str
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why this machine cannot run the case, or an empty string if no reason is known."""
         return ""
 

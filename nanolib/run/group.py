@@ -37,7 +37,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
     try:
         for case in cases:
             most, inputs = case.plan().most, case.inputs_id
-            if not case.unsupported() and not shortage(most, device):
+            if not case.unsupported_reason() and not shortage(most, device):
                 largest[inputs] = max(most or 0, largest.get(inputs, 0))
         return not shortage(sum(largest.values()), device)
     except torch.AcceleratorError:  # This process has lost the device.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, did_you_mean, one_line, shown
+from nanolib.measurement import BadInput, did_you_mean, one_line, quote
 from nanolib.params import StrictModel, Values, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.process import Died
@@ -103,7 +103,7 @@ def _params_files(targets: Sequence[str], overrides: Values) -> list[Path]:
         if name not in known:
             hint = did_you_mean(name, [*known, *folders])
             raise BadInput(
-                f"run: {shown(name)} is neither a notebook of {suite} ({', '.join(of_suite)}) nor "
+                f"run: {quote(name)} is neither a notebook of {suite} ({', '.join(of_suite)}) nor "
                 f"a scenario ({', '.join(scenarios)}); {hint and f'{hint} '}name one suite "
                 f"({', '.join(folders)}) first, or none"
             )

@@ -13,11 +13,11 @@ from torch import nn
 from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
 from nanolib.meters.memory import (
     LiveBytes,
+    describe_plan_failure,
     fake_tensors,
     free_bytes,
     measure_memory,
     resident_row,
-    why_not_planned,
 )
 from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
 from nanolib.meters.operations import write_trace
@@ -53,7 +53,7 @@ class Workload:
         """Create the tensors that a first call leaves behind, such as a cache."""
 
 
-def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
+def plan_case(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
     """Plan the peak memory of a case on tensors without data, once per process and `case_id`.
 
     `workloads` is a function that builds the models, inputs and workloads of the case.
@@ -63,9 +63,9 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
             with fake_tensors():
                 plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
-            plan = Plan(unsupported=one_line(error))
+            plan = Plan(unsupported_reason=one_line(error))
         except Exception as error:  # Only a run can show whether the case works.
-            plan = Plan(reason=f"not planned: {why_not_planned(error)}")
+            plan = Plan(reason=f"not planned: {describe_plan_failure(error)}")
         _PLANS[case.case_id] = plan
     return _PLANS[case.case_id]
 
@@ -131,11 +131,11 @@ def _followed_calls(step, depth: int) -> dict[str, MemoryTracker]:
     found = {}
     for work in step.workloads():
         work.first()
-        found[work.scope] = followed(work, stacks)
+        found[work.scope] = track_memory(work, stacks)
     return found
 
 
-def followed(work, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
+def track_memory(work, stacks: Iterable[nn.ModuleList] = ()) -> MemoryTracker:
     """Track the memory of a call.
 
     Args:
@@ -197,7 +197,7 @@ def check_case(case: Case) -> None:
         Unsupported: This machine cannot run the case.
         PredictedOutOfMemory: The plan of the case exceeds the free memory.
     """
-    if reason := case.unsupported() or case.plan().unsupported:
+    if reason := case.unsupported_reason() or case.plan().unsupported_reason:
         raise Unsupported(reason)
     if reason := shortage(case.plan().most, case.device):
         raise PredictedOutOfMemory(reason)
@@ -242,7 +242,7 @@ def breakdown_rows(work, device: str, plan: Plan) -> list[Measurement]:
     """
     work.first()  # The plan assumes a first call too.
     gc.collect()
-    counter = followed(work)
+    counter = track_memory(work)
     breakdown = max(counter.breakdowns().values(), key=lambda section: section.peak)
     parts = breakdown.parts
     if device.startswith("cuda"):

@@ -193,7 +193,7 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
         for _ in call_in_process(
             execute,
             paths,
-            job.params.nested(job.values),
+            job.params.nest_settings(job.values),
             variables,
             command.logs / f"{job.title}.log",
             limit_s=math.inf,

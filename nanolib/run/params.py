@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import MOST_LABEL, BadInput, shown
+from nanolib.measurement import MOST_LABEL, BadInput, quote
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import Collect, Timing
 from nanolib.models import attention, training
@@ -74,7 +74,7 @@ class Params(StrictModel):
         is_taken = value in ("all", "latest", "newest") or value.startswith("latest~")
         if is_taken or not value.isprintable():
             raise ValueError(
-                f"{shown(value)} cannot name a run; "
+                f"{quote(value)} cannot name a run; "
                 "use other printable text than all, newest, latest or latest~1"
             )
         return value
@@ -95,7 +95,7 @@ class Params(StrictModel):
             "collect": self._collect,
         }
 
-    def timed(
+    def make_timing(
         self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total"
     ) -> Timing:
         """Make the `Timing` that a case yields. Other cases may be timed in turns with this case.
@@ -107,7 +107,7 @@ class Params(StrictModel):
         """
         return Timing(phases, total=total, **self.timing(device))
 
-    def collected_by(self, collect: Collect) -> Self:
+    def with_collector(self, collect: Collect) -> Self:
         """Return a copy of the parameters. Timings with this copy call `collect` for blocks."""
         copy = self.model_copy()
         copy._collect = collect
@@ -121,7 +121,7 @@ class Params(StrictModel):
         return self.model_dump(mode="json", exclude={"suite", "label", "resume", "trace"})
 
 
-def known_corpus(value: str) -> str:
+def check_corpus(value: str) -> str:
     """Return `value` if it names a text that can be read."""
     training.load_text(value, max_bytes=2)
     return value

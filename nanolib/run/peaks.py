@@ -40,7 +40,7 @@ class CeilingCase(Case):
         """The factors that define the case. A longer budget measures the same rate."""
         return {"device": self.device, "ceiling": self.ceiling}
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why the device cannot compute the matrix product, or an empty string."""
         return no_product(self.ceiling, self.device)
 

@@ -174,7 +174,7 @@ def measure(
     return sweep_run
 
 
-def grouped(cases: Sequence[Case]) -> list[list[Case]]:
+def group_cases(cases: Sequence[Case]) -> list[list[Case]]:
     """Divide cases into their groups. The groups are in the order of their first cases."""
     groups = {}
     for case in cases:
@@ -197,7 +197,9 @@ class _Sweep:
     def measure(self, cases: Sequence[Case], on_progress: Progress | None):
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
-        groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
+        groups = [
+            group for group in group_cases(cases) if {case.case_id for case in group} - finished
+        ]
         done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(bool(on_progress), total=len(cases), initial=done, unit="case")
         freezes = gc.get_freeze_count() < _MANY_OBJECTS

@@ -42,7 +42,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Source: Hettmansperger & Sheather (1986). `scipy.stats.mstats.median_cihs` gives the same ends.
     """
-    x = np.sort(_checked(samples, confidence))
+    x = np.sort(_check_arguments(samples, confidence))
     n = len(x)
     if range_confidence(n) < confidence:
         raise TooFewSamples(
@@ -72,7 +72,7 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Source: Student (1908). `scipy.stats.t.interval` gives the same ends.
     """
-    x = _checked(samples, confidence)
+    x = _check_arguments(samples, confidence)
     n = len(x)
     if n < 2:
         raise TooFewSamples(f"{n} sample(s) give no interval for the mean; take at least two")
@@ -81,7 +81,7 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(mean - half, mean, mean + half)
 
 
-def _checked(samples: ArrayLike, confidence: float) -> np.ndarray:
+def _check_arguments(samples: ArrayLike, confidence: float) -> np.ndarray:
     """Return the samples as an array, after a check of both arguments."""
     x = np.asarray(samples, dtype=float)
     if x.ndim != 1 or not np.isfinite(x).all():

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus
-from nanolib.paths import expanded, put_in_place
+from nanolib.paths import expand_home, put_in_place
 from nanolib.store.connection import make_tables, unusable
 from nanolib.store.query import Reader
-from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, listed
+from nanolib.store.schema import JSON, LISTED, TABLES_OF_CASES, columns_of, insert, json_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 @functools.cache
 def _private():
     """Return patterns of the home folder, user, host and folders, each with its replacement."""
-    home, host = str(expanded("~")), platform.node()
+    home, host = str(expand_home("~")), platform.node()
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # The system has no name for the user.
@@ -143,7 +143,7 @@ def json_text(tables: Mapping[str, pd.DataFrame], **more) -> str:
 
 def _write_database(store: Reader, run_ids: Iterable[str], file: Path):
     """Write runs to a new database without private data."""
-    ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
+    ids, of_runs = [json_list(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
+from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, quote
 from nanolib.store.connection import Connection, alive, days_ago
-from nanolib.store.schema import JSON, LISTED, listed
+from nanolib.store.schema import JSON, LISTED, json_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ class Reader(Connection):
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
         """Read the runs with these IDs, newest last."""
-        return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
+        return self.runs(f"run_id IN {LISTED}", [json_list(run_ids)])
 
     def newest_runs(self) -> list[str]:
         """Return the ID of each experiment's newest run. Runs that are done have precedence."""
@@ -96,7 +96,7 @@ class Reader(Connection):
         """
         import pandas as pd
 
-        chosen = listed(self.resolve("all") if run_ids is None else run_ids)
+        chosen = json_list(self.resolve("all") if run_ids is None else run_ids)
         query, limit = (_OF_RUNS, []) if newest is None else (_NEWEST, [newest])
         frame = self.read(query, [chosen, *limit])
         if not samples:
@@ -108,7 +108,7 @@ class Reader(Connection):
         factors = pd.DataFrame([*frame["factors"]], index=frame.index).add_prefix("factor.")
         return pd.concat([frame, factors], axis=1)
 
-    def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def report_data(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Read the data that a report shows about some runs.
 
         Returns:
@@ -143,7 +143,7 @@ class Reader(Connection):
             " WHERE place <= coalesce(?, place) AND metric = ? AND estimate IS NOT NULL"
             " ORDER BY started, id"
         )
-        return self.read(query, [listed(machine_ids), last, metric])
+        return self.read(query, [json_list(machine_ids), last, metric])
 
     def runs_before(self, run_ids: Iterable[str]) -> list[str]:
         """Return the IDs of the runs that precede the given runs.
@@ -193,11 +193,11 @@ class Reader(Connection):
                 return found
         found = [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
         if len(found) > 1:
-            raise BadInput(f"run: {shown(name)} is the start of {len(found)} IDs; give more digits")
+            raise BadInput(f"run: {quote(name)} is the start of {len(found)} IDs; give more digits")
         if found:
             return found
         hint = did_you_mean(name, (word for _, *words in runs for word in words))
-        text = f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
+        text = f"run: {quote(name)} is not in the database; {hint and f'{hint} '}"
         raise BadInput(f"{text}`nano runs` lists all runs")
 
     def _launch(self, name: str) -> list[str]:
@@ -216,7 +216,7 @@ class Reader(Connection):
         if place not in map(str, range(len(found))):
             of = f" {', '.join(sorted(newest))}" if newest else ""
             raise BadInput(
-                f"run: {shown(name)} does not exist; "
+                f"run: {quote(name)} does not exist; "
                 f"only {len(found)} command(s) ran{of}; `nano runs` lists all runs"
             )
         return found[int(place)]

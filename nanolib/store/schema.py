@@ -98,7 +98,7 @@ SCHEMA = (
 LISTED = "(SELECT value FROM json_each(?))"
 
 
-def listed(names: Iterable[str]) -> str:
+def json_list(names: Iterable[str]) -> str:
     """Return names as a JSON list, the value for `LISTED` in a query."""
     return json.dumps(list(names))
 

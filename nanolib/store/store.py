@@ -15,7 +15,7 @@ from nanolib.store.schema import (
     encode,
     insert,
     insert_traces,
-    listed,
+    json_list,
 )
 
 __all__ = ["Run", "Store"]
@@ -164,7 +164,7 @@ class Store(Reader):
         chosen = [*runs["run_id"][is_chosen & ~is_running]]
         if not dry_run:
             with self.transaction() as db:
-                db.execute(f"DELETE FROM runs WHERE run_id IN {LISTED}", (listed(chosen),))
+                db.execute(f"DELETE FROM runs WHERE run_id IN {LISTED}", (json_list(chosen),))
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return chosen

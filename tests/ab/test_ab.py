@@ -218,7 +218,7 @@ def test_a_case_of_a_notebook_is_timed_in_both_versions(ab, tmp_path, monkeypatc
 
 def test_a_case_of_one_version_is_a_finding(tmp_path, monkeypatch):
     of_a, of_b = ({name: {"name": name} for name in names} for names in ("ab", "cbd"))
-    monkeypatch.setattr(run, "_listed_cases", lambda *_: [of_a, of_b])
+    monkeypatch.setattr(run, "_list_cases", lambda *_: [of_a, of_b])
     versions = [Version(".", "", tmp_path, Path(), tmp_path)] * 2
     (task,), lines = Spec((".", "."), tmp_path, [("attention", {})]).tasks(versions)
     assert (task.experiment, task.case_id) == ("attention", "b")

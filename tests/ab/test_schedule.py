@@ -42,7 +42,7 @@ def test_a_pair_of_processes_is_the_datum_if_there_are_enough():
     both = _series(ratios[:3]) + _series(ratios[3:])
     assert list(both.ratios) == pytest.approx(ratios)
     assert str(both) == "30 pairs in 6 pairs of processes"
-    assert both.by_process and not _series(ratios[:5]).by_process
+    assert both.counts_processes and not _series(ratios[:5]).counts_processes
 
 
 @pytest.mark.parametrize(("call_ms", "calls"), [(100, 1), (13, 2), (1e-6, 10_000)])

@@ -88,7 +88,7 @@ def test_the_newest_run_of_a_case_counts_on_either_side_also_if_it_failed(found)
     base, current = ([{"a": measured(1, level)} for level in side] for side in ((30, 10), (5, 12)))
     assert _lines(found(base, current))["a", "latency"].verdict.ratio == pytest.approx(1.2)
     comparison = found(base, [*current, {"a": failed()}])
-    assert comparison.counts == {"failed": 1} and not comparison.regressed
+    assert comparison.counts == {"failed": 1} and not comparison.has_regressed
 
 
 def test_a_block_is_told_by_its_median_and_one_that_is_not_whole_is_left_out():
@@ -126,7 +126,7 @@ def test_memory_has_a_threshold_flops_have_none_and_no_figure_is_no_change(
     memory = lines["a", "peak_memory"]
     assert memory.finding == finding and (memory.change == "—") == (before == 0)
     assert lines["a", "flops"].finding == "changed" and len(comparison.lines) == 3
-    assert comparison.regressed == (finding == "regressed")
+    assert comparison.has_regressed == (finding == "regressed")
 
 
 @pytest.mark.parametrize("side", [0, 1])

@@ -6,7 +6,7 @@ import pytest
 
 from nanolib.compare.history import Change, History, find_steps, histories, table
 from nanolib.measurement import Measurement
-from nanolib.report.regressions import history_verdict, since_before
+from nanolib.report.regressions import compare_with_earlier, history_verdict
 from nanolib.stats.changes import PENALTY
 from tests.compare.test_compare import measured, run_of
 from tests.processes import invoked
@@ -23,7 +23,7 @@ def _histories(store, metric="latency"):
 
 
 def _since_before(store, run_ids):
-    return since_before(store, run_ids, store.figures("latency", ["m1"]))
+    return compare_with_earlier(store, run_ids, store.figures("latency", ["m1"]))
 
 
 store = conftest.store
@@ -56,12 +56,12 @@ def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(st
     assert _since_before(store, ["run0"]) is None and not _histories(store)
     store.add(_run(1, 13.0))
     found = _since_before(store, ["run1"])
-    assert (found.lines[0].finding, found.regressed) == ("suspect", False)
+    assert (found.lines[0].finding, found.has_regressed) == ("suspect", False)
     assert found.lines[0].verdict.ratio == pytest.approx(1.3, rel=0.01)
     for index in range(2, 7):
         store.add(_run(index, 10.0, revision="same"))
     store.add(_run(7, 13.0))
-    assert _since_before(store, ["run7"]).regressed
+    assert _since_before(store, ["run7"]).has_regressed
 
 
 def _history(case, values, *changes, metric="latency"):

@@ -49,7 +49,7 @@ A_A = [(0.03, 2), (0.05, 5), *(pytest.param(*case, marks=pytest.mark.thorough) f
 @pytest.mark.parametrize(("between", "earlier"), A_A)
 def test_gates_of_identical_code_hardly_ever_fail_however_far_runs_lie_apart(between, earlier):
     rng = np.random.default_rng(int(1000 * between) + earlier)
-    assert np.mean([_gate(rng, between, earlier).regressed for _ in range(GATES)]) <= 0.05
+    assert np.mean([_gate(rng, between, earlier).has_regressed for _ in range(GATES)]) <= 0.05
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_gates_of_identical_code_hardly_ever_fail_however_far_runs_lie_apart(bet
 def test_a_regression_that_is_large_beside_the_spread_fails_the_gate(between):
     rng = np.random.default_rng(7)
     found = [_gate(rng, between, earlier=5, slower=0.3) for _ in range(GATES)]
-    assert np.mean([one.regressed and one.lines[0].case == "case0" for one in found]) >= 0.95
+    assert np.mean([one.has_regressed and one.lines[0].case == "case0" for one in found]) >= 0.95
 
 
 @pytest.mark.parametrize(("between", "earlier"), [(0.03, 0), (0.0, 1)])  # two with the base
@@ -66,7 +66,7 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
 ):
     found = _gate(np.random.default_rng(8), between, earlier, slower=0.3)
     line = next(line for line in found.lines if line.case == "case0")
-    assert not found.regressed and line.finding == Kind.SUSPECT
+    assert not found.has_regressed and line.finding == Kind.SUSPECT
     assert line.message == f"slower; {UNKNOWN}"
 
 

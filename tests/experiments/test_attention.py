@@ -28,7 +28,7 @@ def _case(kind, **changes):
 @pytest.mark.parametrize("causal", [True, False])
 def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
     case, params = _case(kind, causal=causal)
-    assert not case.unsupported()
+    assert not case.unsupported_reason()
     rows = {(row.metric, row.scope): row for row in timed_alone(case.measure(params, {}))}
     assert rows["relative_error", "forward"].estimate < 1e-5
     assert {"forward", "backward"} <= {scope for metric, scope in rows if metric == "latency"}
@@ -40,7 +40,7 @@ def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
 
 
 def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
-    monkeypatch.setattr(attention, "imported", lambda *_: pytest.fail("it was imported"))
+    monkeypatch.setattr(attention, "import_callable", lambda *_: pytest.fail("it was imported"))
     for kind in (
         {"kind": "own", "call": "not.there:attend"},
         {"kind": "flex", "pattern": "own", "mask_mod": "not.there:mask"},

@@ -88,7 +88,7 @@ def test_two_dtypes_have_names_of_their_own_and_without_a_plan_the_rest_is_predi
     params = _params(prefill_seq_lens=[64], memory_seq_lens=[64], dtypes=["float32", "bfloat16"])
     found = distributed.cases(params)
     assert len({str(case) for case in found}) == len(found)
-    monkeypatch.setattr(case, "planned", lambda *_: Plan(reason="not planned: odd"))
+    monkeypatch.setattr(case, "plan_case", lambda *_: Plan(reason="not planned: odd"))
     predicted = [case.predict() for case in found if case.algorithm == "ring"]
     # a rank sends its 32 keys and values, 8 heads of 64 in float32, in one step
     assert predicted[0] == {"communication steps": 1, "bytes sent per rank": 2 * 32 * 8 * 64 * 4}
@@ -148,9 +148,11 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
 def test_ulysses_is_unsupported_on_ranks_that_cannot_share_the_heads():
     lengths = {"prefill_seq_lens": [64], "memory_seq_lens": [64]}
     params = _params(world_sizes=[3, 4], prefill_algorithms=["ulysses"], **lengths)
-    refused = [case for case in distributed.cases(params) if case.unsupported()]
+    refused = [case for case in distributed.cases(params) if case.unsupported_reason()]
     assert [str(case).split(" n=")[0] for case in refused] == [
         "forward ulysses 3 rank(s)",
         "memory ulysses 3 rank(s)",
     ]
-    assert "cannot split 8 query heads and 8 key heads over 3 ranks" in refused[0].unsupported()
+    assert (
+        "cannot split 8 query heads and 8 key heads over 3 ranks" in refused[0].unsupported_reason()
+    )

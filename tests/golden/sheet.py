@@ -59,7 +59,7 @@ def params_of(suite, notebook):
     """The parameters of a notebook in a suite; in the place of blocks of calls, none is called."""
     values = read_yaml(checkout() / "params" / suite / f"{notebook}.yml")
     params = ALL[notebook]().Params(**values | {"device": "cpu"})
-    return params.collected_by(
+    return params.with_collector(
         lambda clock, phases, *_: (np.ones((6, 1, len(phases))), {"calls_per_block": 1})
     )
 
@@ -88,7 +88,7 @@ def numbers(suite, case, params):
         if not isinstance(value, str | dict):
             found[f"predicted {name}"] = value
     most = ROWS.get(type(case).__name__)
-    if suite == "full" or most == 0 or case.unsupported():
+    if suite == "full" or most == 0 or case.unsupported_reason():
         return found
     rows = timed_alone(case.measure(params, {}))
     for row in itertools.islice(rows, most):

@@ -82,7 +82,7 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         captures.append([call() for _ in range(4)])
         return SimpleNamespace(replay=call)
 
-    monkeypatch.setattr(optimize, "captured", captured)
+    monkeypatch.setattr(optimize, "capture_graph", captured)
     config = NanoConfig(
         num_layers=2, d_model=32, num_heads=2, vocab_size=97, context_length=9, **changes
     )

@@ -44,7 +44,7 @@ def test_gradients_and_states_are_as_large_as_weights():
         work.backward()
         counter.begin("after")
         work.optimizer_step()
-    after = counter.breakdowns()["after"].by_kind
+    after = counter.breakdowns()["after"].bytes_by_kind
     assert after[MemoryKind.GRADIENTS] == weights
     # AdamW counts its steps too
     assert after.get(MemoryKind.STATES, 0) == pytest.approx(2 * weights, rel=0.001)
@@ -70,4 +70,4 @@ def test_saved_activations_are_what_autograd_saves(name):
     with _counting(model, work) as counter:
         work.forward()
         counter.begin("saved")
-    assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone
+    assert counter.breakdowns()["saved"].bytes_by_kind[MemoryKind.SAVED] == alone

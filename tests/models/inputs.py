@@ -81,7 +81,7 @@ def agrees(out, reference, inputs=()):
 def masked_by(inputs, causal, options):
     """The mask as one tensor, bool [batch or 1, heads or 1, q_len, kv_len]; and itself."""
     mask = choose_mask(*inputs[:2], causal=causal, options=options)
-    batch, heads = (1, 1) if mask.shared else inputs[0].shape[:2]
+    batch, heads = (1, 1) if mask.is_shared else inputs[0].shape[:2]
     rows = torch.arange(mask.q_len)
     dense = [mask.elements(b, h, rows) for b in range(batch) for h in range(heads)]
     return torch.stack(dense).unflatten(0, (batch, heads)), mask

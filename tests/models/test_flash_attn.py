@@ -39,7 +39,7 @@ def install(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def forget():
-        dense._imported.cache_clear()
+        dense._import_version.cache_clear()
         for name in [name for name in sys.modules if name.startswith("flash_attn")]:
             del sys.modules[name]
 
@@ -89,7 +89,7 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
     def refuses(*_, **__):
         raise AssertionError("head_dim 16 is not supported on SM 9.x")
 
-    monkeypatch.setattr(dense, "_imported", lambda version: (refuses, ""))
+    monkeypatch.setattr(dense, "_import_version", lambda version: (refuses, ""))
     with pytest.raises(
         Unsupported, match=r"flash_attn 4 refuses the input \(head_dim 16 is not supported on SM"
     ):

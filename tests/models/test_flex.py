@@ -81,7 +81,7 @@ def _attended(q, k, v, **rest):
 def test_calls_in_turns_are_compiled_once_each(monkeypatch):
     """In a second round nothing is compiled or unfused, though a function may have two graphs."""
     monkeypatch.setattr(sparse, "flex_attention", _attended)
-    monkeypatch.setattr(sparse, "compiled", functools.cache(sparse.compiled.__wrapped__))
+    monkeypatch.setattr(sparse, "compile_flex", functools.cache(sparse.compile_flex.__wrapped__))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     calls = [  # that differ in length, pattern and window
         (16, WINDOW),

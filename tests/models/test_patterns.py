@@ -169,8 +169,8 @@ def test_the_flops_of_a_model_are_those_of_each_heads_own_mask():
     case = _model(**_own("even_distance"))
     h, query, key = torch.meshgrid(*map(torch.arange, (4, 48, 48)), indexing="ij")
     hidden = int(((key <= query) & ~mask_mods.even_distance(0, h, query, key)).sum())
-    dense = replace(case, attention_type="dense").counted().flops
-    assert dense - case.counted().flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
+    dense = replace(case, attention_type="dense").count_work().flops
+    assert dense - case.count_work().flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
 
 
 def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, monkeypatch):

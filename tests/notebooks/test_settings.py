@@ -23,7 +23,7 @@ def test_a_setting_is_accepted_in_settings_and_by_its_own_name(values):
     (job,) = plan(ALL, ["model"], values, {})
     assert (job.params.seed, job.params.trace) == (3, True)
     assert job.params.generation_batch_sizes == [4, 16]  # the params file's own settings stay
-    written = job.params.nested(job.values)
+    written = job.params.nest_settings(job.values)
     assert written["settings"]["seed"] == 3 and "seed" not in written
     assert Params.collect(written) == job.params
 

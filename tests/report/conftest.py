@@ -15,7 +15,7 @@ from tests.store.rows import MACHINE
 def stored(tmp_path_factory):
     """The rows of the stored results."""
     with Store(results(tmp_path_factory.mktemp("stored")), create=False) as store:
-        return store.shown(store.resolve("all"))[0]
+        return store.report_data(store.resolve("all"))[0]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from nanolib.compare.history import histories
 from nanolib.compare.runs import compare_rows
 from nanolib.report import overview
 from nanolib.report.page import build
-from nanolib.report.regressions import since_before
+from nanolib.report.regressions import compare_with_earlier
 from nanolib.stats.compare import Kind
 from nanolib.store import Store
 from tests.features import results
@@ -39,7 +39,7 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     both, ids, tmp_path
 ):
     """The list of features has the names of all files of a report, with its pictures."""
-    every, runs = both.shown(ids)
+    every, runs = both.report_data(ids)
     newest = overview.newest_machine(every, runs)
     assert set(newest["experiment"]) == set(every["experiment"]) == {"warmup", "fp8"}
     newer = runs.sort_values("machine_id", key=lambda ids: ids == OTHER)
@@ -59,7 +59,7 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(both, ids):
-    every, _ = both.shown(ids)
+    every, _ = both.report_data(ids)
     is_other = every["machine_id"] == OTHER
     first, second = every[~is_other], every[is_other]
     found = compare_rows(every, pd.concat([second, first]))
@@ -69,11 +69,11 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(both, ids):
     fewer = compare_rows(every, second)
     assert not fewer.lost and {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}
     across = compare_rows(first, second)
-    assert across.compared and not across.same_machine and not across.regressed
+    assert across.is_compared and not across.same_machine and not across.has_regressed
     neither = compare_rows(every, first.assign(machine_id="g" * 12))
-    assert not neither.compared and "only in base are not compared" in neither.noise[0]
+    assert not neither.is_compared and "only in base are not compared" in neither.noise[0]
 
 
 def test_no_history_and_no_run_before_is_of_another_machine(both, ids):
     figures = both.figures("latency", both.runs()["machine_id"])
-    assert since_before(both, ids, figures) is None and not histories(figures)
+    assert compare_with_earlier(both, ids, figures) is None and not histories(figures)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from nanolib.measurement import Status
-from nanolib.report.overview import why_empty
+from nanolib.report.overview import explain_empty
 from tests.report.cases import SHAPE, attention_case
 from tests.report.rows import ended, points
 from tests.shown import CHARTS
@@ -15,11 +15,11 @@ from tests.shown import CHARTS
 def test_a_remedy_stands_only_where_no_case_failed(measured):
     dense = attention_case("dense", 9, 10, 11)
     rows = measured("attention", [dense])
-    assert why_empty(rows, "attention", "set backward") == "set backward"
-    assert why_empty(rows, "attention") == "no case has this result"
-    assert why_empty(rows, "model").endswith("run: nano run quick model")
+    assert explain_empty(rows, "attention", "set backward") == "set backward"
+    assert explain_empty(rows, "attention") == "no case has this result"
+    assert explain_empty(rows, "model").endswith("run: nano run quick model")
     rows = measured("attention", [dense, (SHAPE | {"name": "own"}, [ended(Status.OOM)])])
-    assert why_empty(rows, "attention", "set backward") == "oom"
+    assert explain_empty(rows, "attention", "set backward") == "oom"
 
 
 def test_ones_own_attention_is_told_before_what_was_not_measured(say):

@@ -10,7 +10,7 @@ import vl_convert
 
 from nanolib.report.display import PAGE_VERSION, VEGALITE_VERSION
 from nanolib.report.plot import plot
-from nanolib.report.theme import COLOURS, is_empty, variables, with_variables
+from nanolib.report.theme import COLOURS, is_empty, use_color_variables, variables
 from tests.report.rows import points
 from tests.shown import CHARTS
 
@@ -106,7 +106,7 @@ def test_points_of_two_runs_are_not_joined():
 
 
 def test_a_page_takes_its_colors_from_its_style(stored):
-    text = with_variables(CHARTS["attention_latency"](stored).to_json())
+    text = use_color_variables(CHARTS["attention_latency"](stored).to_json())
     assert "var(--c1)" in text and not any(color in text for color in COLOURS.values())
     assert all(f"--{name}:" in variables() for name in COLOURS)
 

@@ -38,7 +38,7 @@ def failed(tmp_path_factory):
         for job in plan(ALL, list(MEASURING), {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
             store.add(Run(job.name, MACHINE, rows=rows))
-        rows, _ = store.shown(store.resolve("all"))
+        rows, _ = store.report_data(store.resolve("all"))
     assert set(overview.failures(rows)["message"]) == {"out of luck"}
     return rows
 

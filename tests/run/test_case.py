@@ -51,11 +51,11 @@ class _Sized(sample.SampleCase):
     def runs_code(self):
         return self.behavior == "own"
 
-    def unsupported(self):
+    def unsupported_reason(self):
         return "no such unit" if self.behavior == "unsupported" else ""
 
     def plan(self):
-        odd = {"unknown": Plan(reason="why"), "planned": Plan(unsupported="no such kernel")}
+        odd = {"unknown": Plan(reason="why"), "planned": Plan(unsupported_reason="no such kernel")}
         return odd.get(self.behavior, Plan({"a": MIB, "b": 9 * MIB, "c": 2}))
 
     def predict(self, ceilings=None):

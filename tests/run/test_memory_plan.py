@@ -78,7 +78,7 @@ PLANNED = [
 @pytest.mark.parametrize("case", PLANNED, ids=str)
 def test_parts_add_up_to_the_peak_and_the_plan_is_the_peak(case):
     step, plan = case.step(0), case.plan()
-    planned = look.recorded(case).breakdowns(case.batch_size)
+    planned = look.record_calls(case).breakdowns(case.batch_size)
     for work in step.workloads():
         peak, _ = memory_plan.breakdown_rows(work, "cpu", plan)
         parts = pd.DataFrame(peak.details["parts"], columns=[*Part._fields, "size"])
@@ -88,7 +88,7 @@ def test_parts_add_up_to_the_peak_and_the_plan_is_the_peak(case):
         assert set(by_kind) <= set(MemoryKind)
         close = {"rel": 0.05, "abs": 0.01 * peak.estimate * 2**20}
         highest = max(planned[work.scope], key=lambda section: section.peak)
-        assert by_kind == pytest.approx(highest.by_kind, **close)
+        assert by_kind == pytest.approx(highest.bytes_by_kind, **close)
         (again, *_) = memory_plan.memory_rows(work, "cpu", plan)
         assert again.estimate == pytest.approx(peak.estimate, rel=0.05)
     if case.mode == "training":

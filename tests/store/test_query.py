@@ -27,7 +27,7 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert _shown(store.measurements(newest=9)) == newest
     assert _shown(store.measurements(newest=2)) == newest[2:]
     assert _shown(store.measurements(["a", "b"], newest=9)) == [("a", "y"), ("b", "x"), ("b", "z")]
-    rows, runs = store.shown("abcd")
+    rows, runs = store.report_data("abcd")
     assert _shown(rows) == newest and "samples" in rows and list(runs.run_id) == list("abcd")
     assert "samples" not in store.measurements()
 

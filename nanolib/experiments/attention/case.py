@@ -17,7 +17,7 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
-from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
+from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, plan_case, trace
 from nanolib.run.peaks import rate_rows, roofline_ms
 
 # 128 evenly spaced queries include a query of each row of tiles, if there are at most 127 rows.
@@ -45,7 +45,7 @@ class AttentionCase(Case):
     backward: bool
 
     @property
-    def by_flex(self) -> bool:
+    def uses_flex(self) -> bool:
         """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
@@ -54,7 +54,7 @@ class AttentionCase(Case):
             getattr(torch, self.dtype),
             self.head_dim,
             self.seq_len,
-            self._parsed.block_size,
+            self._sparse_options.block_size,
         )
 
     @property
@@ -63,11 +63,11 @@ class AttentionCase(Case):
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
-    def _parsed(self):
+    def _sparse_options(self):
         return attention.parse_options(self.attention_type, self.options)
 
     @property
-    def moved(self) -> int:
+    def moved_bytes(self) -> int:
         """Size of q, k, v and the output together, in bytes."""
         row = self.batch_size * self.seq_len * self.head_dim * getattr(torch, self.dtype).itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
@@ -121,7 +121,7 @@ class AttentionCase(Case):
 
         yield Workload("forward", forward, lambda: inputs)
         if self.backward:
-            if self.by_flex:
+            if self.uses_flex:
                 sparse.allow_repeated_backward()
             gradient = torch.empty_like(inputs[0])
 
@@ -138,7 +138,7 @@ class AttentionCase(Case):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
             return Plan(reason="the memory depends on the input or on your own code")
-        return planned(self, lambda: self.workloads(*self.inputs(0)))
+        return plan_case(self, lambda: self.workloads(*self.inputs(0)))
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
@@ -148,7 +148,7 @@ class AttentionCase(Case):
             contains `flops` (forward pass), `sparsity` and `block_sparsity`. If the peak rates are
             known too, the result contains `latency` in ms.
         """
-        predicted = {"bytes": self.moved}
+        predicted = {"bytes": self.moved_bytes}
         if (work := self.work) is None:
             return predicted
         flops = work.flops(self.batch_size, self.num_heads, self.head_dim)
@@ -157,16 +157,16 @@ class AttentionCase(Case):
             "sparsity": work.sparsity,
             "block_sparsity": work.block_sparsity,
         }
-        latency = roofline_ms(flops, self.moved, self.dtype, ceilings or {})
+        latency = roofline_ms(flops, self.moved_bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why this machine cannot run the case, or an empty string.
 
         nanolib tries the attention on a few tokens. It does not try `flex` or the user's code.
         """
         if self.attention_type == "flex":
-            return sparse.flex_unsupported(self.device, self.backward, self._parsed.backend)
+            return sparse.flex_unsupported(self.device, self.backward, self._sparse_options.backend)
         if self.runs_code:
             return ""
         few = replace(self, seq_len=16, batch_size=1)
@@ -183,7 +183,7 @@ class AttentionCase(Case):
         forward, *_ = self.workloads(*inputs)
         work, mask, flags = self.work, None, ()
         if self.attention_type in ("sparse", "flex"):
-            mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
+            mask = choose_mask(*inputs[:2], causal=self.causal, options=self._sparse_options)
             work = mask.work
             flags = () if work.sparsity else (Flag.MASK_IS_DENSE,)
             yield self._build_mask(inputs, params)
@@ -201,18 +201,18 @@ class AttentionCase(Case):
         for workload in self.workloads(*inputs):
             workload.call()  # The first call may compile, and the memory must not include that.
             trace(workload, self, params)
-            counted = not self.by_flex or self.device.startswith("cuda")
+            counted = not self.uses_flex or self.device.startswith("cuda")
             yield from memory_rows(workload, self.device, self.plan(), counted)
-            scope, call, moved, factor = "forward", workload.call, self.moved, 1.0
+            scope, call, moved, factor = "forward", workload.call, self.moved_bytes, 1.0
             if workload.scope != "forward":
                 # A backward pass reads q, k, v, the output and the gradient of the output. It
                 # writes the gradients of q, k and v.
-                scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved
+                scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved_bytes
                 # Only the math backend stores the scores of the forward pass for the backward pass.
                 keeps = self.options.get("backend") == "math"
                 factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
             yield exact("bytes", moved, scope=scope)
-            timed = yield params.timed(self.device, {scope: call})
+            timed = yield params.make_timing(self.device, {scope: call})
             latency = timed[scope]
             if work is not None:
                 flops = round(factor * work.flops(self.batch_size, self.num_heads, self.head_dim))
@@ -231,7 +231,7 @@ class AttentionCase(Case):
 
     def _build_mask(self, inputs: _Inputs, params) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
-        mask = {"causal": self.causal, "options": self._parsed, "by_flex": self.by_flex}
+        mask = {"causal": self.causal, "options": self._sparse_options, "by_flex": self.uses_flex}
 
         def build():
             forget_masks()
@@ -239,7 +239,7 @@ class AttentionCase(Case):
 
         few = params.timing(self.device) | {"budget_s": params.budget_s / 4}
         built = measure(build, scope="mask", **few)
-        built.details["kept"] = self._parsed.pattern not in CHOOSERS
+        built.details["kept"] = self._sparse_options.pattern not in CHOOSERS
         return built
 
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
@@ -262,7 +262,7 @@ class AttentionCase(Case):
         if block_mask is None:
             mask = (torch.arange(n) <= rows[:, None]) | (not self.causal)
         else:
-            heads = range(1 if block_mask.shared else self.num_heads)
+            heads = range(1 if block_mask.is_shared else self.num_heads)
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])
         q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))
         error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))

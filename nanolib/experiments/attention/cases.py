@@ -22,7 +22,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models import Transformer, attention, create_model, training
 from nanolib.models.attention.dense import flash_attn_version
 from nanolib.models.attention.sparse import watched_work
-from nanolib.models.user import imported
+from nanolib.models.user import import_callable
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, check_heads
@@ -125,7 +125,7 @@ class Params(shared.Params):
         for parameter in ("attention_types", "quality_attentions"):
             for value in getattr(self, parameter):
                 for option in value.keys() & {"call", "mask_mod"}:
-                    imported(f"{parameter}.{option}", value[option])
+                    import_callable(f"{parameter}.{option}", value[option])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:

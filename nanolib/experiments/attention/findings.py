@@ -14,14 +14,14 @@ from nanolib.report.shared import compare_speed, drop_short, find_fastest, roofl
 from nanolib.report.tables import (
     ONE,
     Column,
+    add_flags,
     add_metric_columns,
+    add_speed_ups,
+    add_state,
     case_rows,
-    flagged,
     gains,
     times,
     titles,
-    with_speed_ups,
-    with_state,
 )
 
 _SHAPE = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
@@ -69,7 +69,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     none.
     """
     table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]]), rows, _COLUMNS)
-    table = flagged(with_speed_ups(table, rows, "forward"), rows)
+    table = add_flags(add_speed_ups(table, rows, "forward"), rows)
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
@@ -86,7 +86,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         once = table[f"mask{other}"].where(is_kept).fillna(0) + table["compile"].fillna(0)
         forward = table[f"forward{end}"]
         table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * forward / (forward + once)
-    return with_state(table)
+    return add_state(table)
 
 
 @table_of("attention", "seeds")
@@ -99,7 +99,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = add_metric_columns(
         case_rows(rows, ["name", "seq_len", "seeds", "steps"]), rows, _QUALITY
     )
-    return with_state(table.assign(pattern=table["name"].str.split().str[0]))
+    return add_state(table.assign(pattern=table["name"].str.split().str[0]))
 
 
 # If sparse patterns differ at a sequence length, the finding states the first of these orders.

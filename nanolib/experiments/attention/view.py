@@ -10,7 +10,7 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.overview import drop_missing, rows_with_factor, why_empty
+from nanolib.report.overview import drop_missing, explain_empty, rows_with_factor
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import (
@@ -34,7 +34,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     if len(table):
         table = table[~table["is_dense"] & ~table["mask_is_dense"]]
     if table.empty:
-        return empty_chart(title, why_empty(rows, "attention"))
+        return empty_chart(title, explain_empty(rows, "attention"))
     series, alike = series_names(table, _OTHERS, "")
     data = {
         "series": series,
@@ -71,7 +71,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
         cases = rows_with_factor(rows, "attention", "seeds")
-        why = why_empty(cases, "attention", "the loss was not measured; set quality_attentions")
+        why = explain_empty(cases, "attention", "the loss was not measured; set quality_attentions")
         return empty_chart(title, why)
     data = {
         "series": table["pattern"],

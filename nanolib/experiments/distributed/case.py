@@ -23,7 +23,7 @@ from nanolib.meters.ranks import (
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
 from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
-from nanolib.run.memory_plan import Workload, planned
+from nanolib.run.memory_plan import Workload, plan_case
 from nanolib.run.ranks import lacking
 from nanolib.stats.intervals import LinkCost
 
@@ -109,7 +109,7 @@ class ShardedCase(RanksCase):
         rows = self.batch_size * self.num_heads * self.seq_len
         return rows * max(queries, self.head_dim) <= _CHECKED_ELEMENTS
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why the ranks cannot run the algorithm, or an empty string."""
         heads, kv_heads, ranks = self.num_heads, self.num_kv_heads, self.world_size
         shares_heads = heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
@@ -128,7 +128,7 @@ class ShardedCase(RanksCase):
             yield Workload(self.phase, Share(self, 0, tensors).call, lambda: tensors)
 
         with _pretended_ranks(self.world_size):
-            return planned(self, workloads)
+            return plan_case(self, workloads)
 
     def plan(self) -> Plan:
         """Plan the peak memory of all ranks that share this device."""
@@ -199,7 +199,7 @@ class MemoryCase(ShardedCase):
         """Yield the planned peak memory of a rank."""
         plan = self.rank_plan()
         if plan.most is None:
-            raise Unsupported(plan.reason or plan.unsupported)
+            raise Unsupported(plan.reason or plan.unsupported_reason)
         yield exact(
             "peak_memory",
             plan.most / MIB,
@@ -244,9 +244,9 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         share.call()
         with peak_memory(device, *share.tensors) as peak:
             share.call()
-        calls[name], found[name] = share.call, {"peak": peak.own, "method": peak.method}
+        calls[name], found[name] = share.call, {"peak": peak.own_bytes, "method": peak.method}
         if case.phase != "training":
-            parts[name] = share.in_parts
+            parts[name] = share.run_in_parts
         if case.is_checked:
             found[name]["error"] = share.error()
         if case.traffic():

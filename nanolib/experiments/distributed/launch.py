@@ -103,7 +103,7 @@ class Share:
         return ring_attention(q, k, v, overlap=timer is None, **how)
 
     @torch.no_grad()
-    def in_parts(self, timer) -> None:
+    def run_in_parts(self, timer) -> None:
         """Run the parts one after the other, because overlapping parts have no separate times."""
         case, shard = self.case, ()
         if case.algorithm == "dense":

@@ -6,24 +6,24 @@ from nanolib.measurement import OVER, Flag, Provenance
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import (
     drop_missing,
+    explain_empty,
     explain_missing,
     pick,
     table_of,
-    why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import compare_speed, find_fastest, pick_fastest
 from nanolib.report.tables import (
     Column,
+    add_flags,
     add_metric_columns,
+    add_speed_ups,
+    add_state,
     case_rows,
-    flagged,
+    format_ms,
     gains,
-    in_ms,
     titles,
-    with_speed_ups,
-    with_state,
 )
 from nanolib.report.theme import Drawing, empty_chart
 
@@ -60,13 +60,13 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    table = flagged(case_rows(rows, _SHAPE), rows)
+    table = add_flags(case_rows(rows, _SHAPE), rows)
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
     table = add_metric_columns(table, own, _COLUMNS)
-    table = with_speed_ups(table, rows, table["phase"])
+    table = add_speed_ups(table, rows, table["phase"])
     over_one_rank = rows[rows["scope"].str.endswith(OVER + BASELINE)]
-    table = with_state(with_speed_ups(table, over_one_rank, table["phase"], "gain"))
+    table = add_state(add_speed_ups(table, over_one_rank, table["phase"], "gain"))
     for end in ("_low", "", "_high"):
         table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
     table["call"] = table["phase"] + ", " + table["algorithm"].str.replace("_", " ")
@@ -107,7 +107,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     if len(table):
         table = table[table["phase"] == "decode"]
     if table.empty:
-        return empty_chart(title, why_empty(rows, "distributed"))
+        return empty_chart(title, explain_empty(rows, "distributed"))
     # One rank computes the baseline in every launch.
     shape = ["run_id", "dtype", "seq_len", "algorithm", "world_size"]
     table = table.drop_duplicates(shape, keep="last")
@@ -149,7 +149,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
     if len(table):
         table = table[(table["phase"] == "decode") & (table["algorithm"] != BASELINE)]
     if table.empty:
-        return empty_chart(title, why_empty(rows, "distributed"))
+        return empty_chart(title, explain_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
     table = table.drop_duplicates(["algorithm", "dtype", "component"], keep="last")
@@ -159,7 +159,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
         "series": parts.str[-1],
         "part": parts.str[0],
         "x": table["ms"],
-        "text": [in_ms(line, "ms") for _, line in table.iterrows()],
+        "text": [format_ms(line, "ms") for _, line in table.iterrows()],
     }
     return plot(
         pd.DataFrame(data | links(table)),
@@ -180,7 +180,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
     if len(table):
         table = table[table["phase"].isin(["forward", "memory"])]
     if table.empty:
-        return empty_chart(title, why_empty(rows, "distributed"))
+        return empty_chart(title, explain_empty(rows, "distributed"))
     table = table[table["world_size"].isin([1, table["world_size"].max()])]
     data = {
         "series": table["algorithm"] + ", " + table["shape"],
@@ -232,7 +232,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         fastest += find_fastest(lines, "algorithm", "latency", "algorithm", where, dtype)
         if phase == "decode" and best[[*KINDS]].notna().all():
             text = f"{what.capitalize()} on {best['ranks']} ranks has three parts"
-            evidence = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
+            evidence = ", ".join(f"{kind} {format_ms(best, kind)}" for kind in KINDS)
             figures = tuple(Estimate.of(best, kind, "component_time", kind) for kind in KINDS)
             parts.append(Finding(text, evidence, about=dtype, figures=figures))
     return [*scaling[:2], *parts[:1], *fastest, *scaling[2:]]
@@ -240,7 +240,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 def _compare_with_one_rank(best: pd.Series, what: str) -> Finding:
     name = f"{best['algorithm']} on {best['ranks']} ranks"
-    latency, about = f"a call takes {in_ms(best, 'latency')}", best["dtype"]
+    latency, about = f"a call takes {format_ms(best, 'latency')}", best["dtype"]
     if pd.isna(best["gain"]):
         return Finding(f"{name} was not compared with one rank for {what}", latency, about=about)
     text, evidence = compare_speed(best, name, f"one rank for {what}", "gain")

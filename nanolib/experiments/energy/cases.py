@@ -23,7 +23,6 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.overhead import measure_overhead
 from nanolib.meters.recording import MODES, ModuleTime, Trace
 from nanolib.meters.sampler import interval_of
-from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
@@ -87,12 +86,12 @@ class Params(OwnModelParams):
     @classmethod
     def _is_a_recording(cls, path: str) -> str:
         if path:
-            read_trace(expanded(path))
+            read_trace(path)
         return path
 
     def sources(self) -> list[ReplaySource] | None:
         """Return the recording as the source of power, or None for the sensors of this machine."""
-        return [ReplaySource(*read_trace(expanded(self.power_trace)))] if self.power_trace else None
+        return [ReplaySource(*read_trace(self.power_trace))] if self.power_trace else None
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,22 @@ from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     drop_missing,
+    explain_empty,
     explain_missing,
     join_words,
     pick,
     table_of,
-    why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     Column,
+    add_flags,
     add_metric_columns,
+    add_state,
     case_rows,
-    flagged,
     titles,
-    with_state,
 )
 from nanolib.report.theme import Drawing, empty_chart, hues
 
@@ -92,7 +92,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
         table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
     table = add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"])
-    table = with_state(flagged(table, rows))
+    table = add_state(add_flags(table, rows))
     sources = table["provenance"].where(table["status"] == "ok", "")
     states = sources.str.cat(table["state"].replace("ok", ""), sep=", ")
     return table.assign(state=states.str.strip(", "))
@@ -138,7 +138,7 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
     """Draw the energy per token by phase. Points that are not measured are hollow."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
-        return empty_chart("Energy per token", why_empty(rows, "energy"))
+        return empty_chart("Energy per token", explain_empty(rows, "energy"))
     phase = table["phase"].str.replace("_", " ")
     data = {
         "series": phase + ", seq len " + table["seq_len"].astype(int).astype(str),
@@ -190,7 +190,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
         subtitle=found["provenance"].map(_SUBTITLES).unique(),
         unit="Power (W)",
         xunit="Time since the work began (s)",
-        empty=why_empty(rows, "energy", lacking),
+        empty=explain_empty(rows, "energy", lacking),
     )
 
 
@@ -199,7 +199,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     data = operation_table(rows)
     if data.empty:
         lacking = "no layer was profiled; set profiling to [deep]"
-        return empty_chart("Time by operation", why_empty(rows, "energy", lacking))
+        return empty_chart("Time by operation", explain_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
     key = ["case", "run_id", "seq_len", "part"]
     total = data.groupby(key, sort=False, as_index=False)["ms"].sum()

@@ -17,7 +17,7 @@ from nanolib.models import create_model, fp8
 from nanolib.models.user import logits_of
 from nanolib.run.case import Case, Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length, Preset, known_corpus
+from nanolib.run.params import Batch, Count, Length, Preset, check_corpus
 from nanolib.run.peaks import ceiling_cases, no_product, rate, rate_rows, tf32_products
 
 # Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.
@@ -95,7 +95,7 @@ class Params(OwnModelParams):
     train_batch_size: Batch = 4
     corpus: str = Field("", max_length=4096)
 
-    _corpus = field_validator("corpus")(known_corpus)
+    _corpus = field_validator("corpus")(check_corpus)
 
     @model_validator(mode="after")
     def _casts_fit(self) -> Self:
@@ -196,9 +196,9 @@ class SpeedCase(ModelWorkCase):
         precision = f"{self.precision}{' compiled' if self.compiled else ''}"
         return f"{self.name} {self.mode} {precision} n={self.seq_len} batch={self.batch_size}"
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why this machine cannot run the case, or an empty string."""
-        return no_product(self.product, self.device) or super().unsupported()
+        return no_product(self.product, self.device) or super().unsupported_reason()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return FLOPs and parameters, and for FP8 the converted share and largest speed-up."""
@@ -223,13 +223,13 @@ class SpeedCase(ModelWorkCase):
             rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids))
             yield self.converted_share(model, rows)
         step = self.model_case.step(params.seed, model)
-        counted = self.model_case.counted(run=True)
+        counted = self.model_case.count_work(run=True)
         call = step.call
         if self.precision == "tf32":
             # The process times other cases too, so each call sets and resets tf32.
             call = tf32_products(True)(call)
         timed_call_ms(call)
-        timed = yield params.timed(self.device, {self.mode: call})
+        timed = yield params.make_timing(self.device, {self.mode: call})
         latency, flops = timed[self.mode], int(counted.flops)
         latency.details["parameters"] = counted.parameters
         yield latency
@@ -254,7 +254,7 @@ class SpeedCase(ModelWorkCase):
             name: 2 * layer.weight.numel() * rows[name] if audit[name] else 0
             for name, layer in fp8.linear_layers(model).items()
         }
-        forward = replace(self.model_case, mode="inference").counted(run=True).flops
+        forward = replace(self.model_case, mode="inference").count_work(run=True).flops
         share = sum(flops.values()) / forward
         details = {
             "kept": [name for name, count in flops.items() if not count],

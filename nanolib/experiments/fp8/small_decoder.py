@@ -66,7 +66,7 @@ class ParityCase(Case):
         return "" if self.recipe in (BASE, AGAIN) else self.recipe.removeprefix("fp8_")
 
     @property
-    def emulated(self) -> bool:
+    def is_emulated(self) -> bool:
         """Return whether nanolib emulates the matrix products, as for controls and on a CPU."""
         if not self.casts:
             return self.device == "cpu"
@@ -89,7 +89,7 @@ class ParityCase(Case):
         base, losses = (
             [_last_loss(case, seed, params.corpus) for seed in seeds] for case in (bf16, self)
         )
-        provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
+        provenance = Provenance.EMULATED if self.is_emulated else Provenance.MEASURED
         yield over_seeds("loss", base, BASE, provenance=provenance)
         if self.casts:
             for layer, operands in _operands(bf16, params.corpus).items():
@@ -177,9 +177,9 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
-    if case.casts or case.emulated:
+    if case.casts or case.is_emulated:
         fp8.convert(
-            model, case.casts or fp8.BF16, emulate=case.emulated, rounded=case.device == "cpu"
+            model, case.casts or fp8.BF16, emulate=case.is_emulated, rounded=case.device == "cpu"
         )
     return model
 

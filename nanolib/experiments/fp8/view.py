@@ -8,13 +8,13 @@ from nanolib.numbers import MIB, format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     drop_missing,
+    explain_empty,
     explain_missing,
     join_words,
     of_experiment,
     pick,
     rows_with_factor,
     table_of,
-    why_empty,
 )
 from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
@@ -23,14 +23,14 @@ from nanolib.report.tables import (
     CASE,
     ONE,
     Column,
+    add_flags,
     add_metric_columns,
+    add_speed_ups,
+    add_state,
     case_rows,
-    flagged,
     gains,
     times,
     titles,
-    with_speed_ups,
-    with_state,
 )
 from nanolib.report.theme import Drawing, empty_chart
 
@@ -84,7 +84,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
     sizes = pd.DataFrame(map(_memory_use, table.pop("parts")), table.index, [*_MEMORY])
     table = table.join(sizes).assign(what=model + compiled)
-    return with_state(flagged(with_speed_ups(table, rows, table["mode"]), rows))
+    return add_state(add_flags(add_speed_ups(table, rows, table["mode"]), rows))
 
 
 def _memory_use(parts) -> dict[str, float]:
@@ -113,7 +113,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         control=table["control"].eq(True),
         verdict=table["verdict"].mask(is_short, "smoke test"),
     )
-    return with_state(table)
+    return add_state(table)
 
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
@@ -136,7 +136,9 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
         cases = rows_with_factor(rows, "fp8", "precision")
-        return empty_chart(title, why_empty(cases, "fp8", "no case measured this; set precisions"))
+        return empty_chart(
+            title, explain_empty(cases, "fp8", "no case measured this; set precisions")
+        )
     ends = table[["latency", "latency_low", "latency_high"]].to_numpy()
     gain = table["speed_up"].map(", {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
@@ -157,7 +159,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
         cases = rows_with_factor(rows, "fp8", "recipe")
-        why = why_empty(cases, "fp8", "no case measured this; set parity_recipes")
+        why = explain_empty(cases, "fp8", "no case measured this; set parity_recipes")
         return empty_chart(title, why)
     data = {
         "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),

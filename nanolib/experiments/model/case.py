@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.look import (
-    Counted,
+    CallWork,
     count_by_formula,
     count_by_running,
     look_at,
@@ -27,7 +27,7 @@ from nanolib.meters.flops import count_flops
 from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models import create_model, generate_random_batch
 from nanolib.models.optimize import is_compiled
-from nanolib.models.optimize import unsupported as unsupported_on
+from nanolib.models.optimize import unsupported_reason as unsupported_on
 from nanolib.models.user import (
     build_model,
     context_length,
@@ -65,21 +65,21 @@ class ModelCase(Case):
     new_tokens: int = 0
 
     @property
-    def own(self) -> bool:
+    def is_own_model(self) -> bool:
         """Return whether `preset` names a user's model. `overrides` then contains its options."""
         return self.preset not in PRESETS
 
     @property
     def runs_code(self) -> bool:
         """Return whether building the model runs the user's code."""
-        return self.own and runs_code(self.preset)
+        return self.is_own_model and runs_code(self.preset)
 
     @property
     def config(self):
         """Return the configuration of the text model, or None for a user's code."""
         if self.runs_code:
             return None
-        if self.own:
+        if self.is_own_model:
             return hugging_face_config(self.preset, self.overrides).get_text_config()
         changes = {"attention_type": self.attention_type, "dtype": self.dtype}
         return NanoConfig.from_preset(self.preset, **self.overrides | changes)
@@ -89,7 +89,7 @@ class ModelCase(Case):
         """Return the context length of the model in tokens, or None if the length is not known."""
         if self.runs_code:
             return None
-        return context_length(self.config) if self.own else self.config.context_length
+        return context_length(self.config) if self.is_own_model else self.config.context_length
 
     @property
     def item(self) -> int:
@@ -98,7 +98,7 @@ class ModelCase(Case):
 
     def build(self, seed: int | None = None) -> nn.Module:
         """Build the model, in training mode."""
-        if self.own:
+        if self.is_own_model:
             return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
         return create_model(self.config, self.device, seed)
 
@@ -125,9 +125,9 @@ class ModelCase(Case):
             return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
         return Inferring(model, ids[:, :-1], self.optimization)
 
-    def not_planned(self) -> str:
+    def plan_obstacle(self) -> str:
         """Return why the memory cannot be planned, or an empty string."""
-        if self.own:
+        if self.is_own_model:
             return ""
         if self.attention_type == "flex":
             return UNCOUNTED
@@ -140,13 +140,13 @@ class ModelCase(Case):
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
-    def counted(self, run: bool = False) -> Counted | None:
+    def count_work(self, run: bool = False) -> CallWork | None:
         """Return the work of one call, or None if only a run can count the work.
 
         Args:
             run: Whether to run a model whose FLOPs depend on data.
         """
-        if not self.own:
+        if not self.is_own_model:
             return count_by_formula(self)
         counted = look_at(self.planned_as).counted
         if run and (counted is None or counted.count.unread_masks):
@@ -158,9 +158,9 @@ class ModelCase(Case):
         shape = f"n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
         return f"{self.name} {self.mode} {shape}"
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why the case cannot run here. The check runs none of the user's code."""
-        if not self.runs_code and (reason := self.plan().unsupported):
+        if not self.runs_code and (reason := self.plan().unsupported_reason):
             return reason
         length = self.context_length if self.mode == "generation" else None
         if length is not None and self.seq_len + self.new_tokens > length:
@@ -178,19 +178,19 @@ class ModelCase(Case):
         """Predict the work and the time of a call by formula, without planning memory.
 
         Returns:
-            A dict with `parameters`, `flops` and `bytes` as in `Counted`, and `weight_memory` in
+            A dict with `parameters`, `flops` and `bytes` as in `CallWork`, and `weight_memory` in
             MiB. If the peak rates are known, the dict also has the roofline `latency` in ms. If
             only a run can count the work, the dict is empty.
         """
-        if (counted := self.counted()) is None:
+        if (work := self.count_work()) is None:
             return {}
         predicted = {
-            "parameters": counted.parameters,
-            "weight_memory": counted.parameters * self.item / MIB,
-            "flops": counted.flops,
-            "bytes": counted.bytes,
+            "parameters": work.parameters,
+            "weight_memory": work.parameters * self.item / MIB,
+            "flops": work.flops,
+            "bytes": work.bytes,
         }
-        latency = roofline_ms(counted.flops, counted.bytes, self.dtype, ceilings or {})
+        latency = roofline_ms(work.flops, work.bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
     @property
@@ -205,7 +205,7 @@ class ModelCase(Case):
 
     def measure(self, params, ceilings: Ceilings) -> Measuring:
         """Measure size, work and memory, and time the calls in turns with the group's cases."""
-        count = self.counted(run=True).count
+        count = self.count_work(run=True).count
         predicted = self.predict(ceilings)
         model = self.build(params.seed)
         size = sum(x.numel() for x in model.parameters())
@@ -227,7 +227,7 @@ class ModelCase(Case):
         for work in step.workloads():
             if isinstance(work, Generating):  # A new length of the cache may compile kernels.
                 work.generation.all_tokens()
-            timed = yield params.timed(self.device, work.phases, total=work.scope)
+            timed = yield params.make_timing(self.device, work.phases, total=work.scope)
             expected = predicted.get("latency") if work is step else None
             whole = replace(timed.pop(work.scope), predicted=expected)
             yield from (*timed.values(), whole)
@@ -275,9 +275,9 @@ class ModelWorkCase(Case):
         """Return whether building the model runs the user's code."""
         return self.model_case.runs_code
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why this machine cannot run the model."""
-        return self.model_case.unsupported()
+        return self.model_case.unsupported_reason()
 
     def plan(self) -> Plan:
         """Plan the peak memory of the model's call."""

@@ -14,7 +14,7 @@ from torch import nn
 from nanolib.experiments.model.steps import Step
 from nanolib.measurement import MemoryKind, Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
-from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.meters.memory import describe_plan_failure, fake_tensors
 from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.models import attention
 from nanolib.models.user import hugging_face_config, resolve, silent
@@ -31,7 +31,7 @@ _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 
 
 @dataclass(frozen=True)
-class Counted:
+class CallWork:
     """Work of one call of a model.
 
     Attributes:
@@ -59,7 +59,7 @@ class Look:
     """
 
     plan: Plan
-    counted: Counted | None = None
+    counted: CallWork | None = None
 
 
 class _ProductsOfExperts(TorchDispatchMode):
@@ -149,22 +149,22 @@ def _send_looks(send: Callable[[Look], None], name: str, cases: Sequence[Any]):
 
 
 def _look(case) -> Look:
-    if reason := case.not_planned():
+    if reason := case.plan_obstacle():
         return Look(Plan(reason=reason))
     plan = Plan()
     try:
         with planning_time_limit():
-            found = recorded(case).breakdowns(case.batch_size)
+            found = record_calls(case).breakdowns(case.batch_size)
             plan = Plan({scope: max(each.peak for each in found[scope]) for scope in found})
-            with without_data(case.own):
-                return Look(plan, _count(case) if case.own else None)
+            with without_data(case.is_own_model):
+                return Look(plan, _count(case) if case.is_own_model else None)
     except Unsupported as error:
-        return Look(Plan(unsupported=one_line(error)))
+        return Look(Plan(unsupported_reason=one_line(error)))
     except (Exception, SystemExit) as error:  # The run shows whether the case is valid.
-        return Look(replace(plan, reason=f"not planned: {why_not_planned(error)}"))
+        return Look(replace(plan, reason=f"not planned: {describe_plan_failure(error)}"))
 
 
-def recorded(case) -> StackMemory:
+def record_calls(case) -> StackMemory:
     """Record the calls of a case once per process, for all batch sizes.
 
     A user's code must not depend on the batch size, because nanolib records a large batch.
@@ -177,14 +177,14 @@ def recorded(case) -> StackMemory:
             overrides = case.overrides | ({layers: depth} if layers else {})
             return replace(case, overrides=overrides).step()
 
-        with without_data(case.own):
+        with without_data(case.is_own_model):
             _STACKS[case.case_id] = StackMemory(depth, at)
     return _STACKS[case.case_id]
 
 
 def blocks_of(case) -> tuple[str, int]:
     """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
-    if not case.own:
+    if not case.is_own_model:
         return "num_layers", case.config.num_layers
     if case.runs_code:  # nanolib does not know the options of a user's code.
         return "", 0
@@ -202,21 +202,21 @@ def _equal_blocks(case) -> tuple[str, int]:
     if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
         return "", 0
     depth = known[field]
-    with without_data(case.own):
+    with without_data(case.is_own_model):
         parts = case.build().modules()
     stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
     equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
     return (field, depth) if equal else ("", 0)
 
 
-def count_by_running(case) -> Counted:
+def count_by_running(case) -> CallWork:
     """Run the model to count work that depends on data, and store the result for `look_at`."""
     counted = _count(case)
     _LOOKS[case.case_id] = replace(look_at(case), counted=counted)
     return counted
 
 
-def _count(case) -> Counted:
+def _count(case) -> CallWork:
     # nanolib counts the eager call: recomputed FLOPs do not count, and autocast adds no FLOPs.
     step = replace(case, optimization="eager").step()
     weights, decodes = list(step.model.parameters()), case.mode == "generation"
@@ -228,8 +228,8 @@ def _count(case) -> Counted:
         flops = count_flops(step)
     count = sum(weight.numel() for weight in weights)
     learning = sum(weight.numel() for weight in weights if weight.requires_grad)
-    moved = _elements_moved(case.mode, count, learning) * case.item
-    return Counted(count, flops.kept, reads.bytes if decodes else moved, flops)
+    moved = _count_moved_elements(case.mode, count, learning) * case.item
+    return CallWork(count, flops.kept, reads.bytes if decodes else moved, flops)
 
 
 def work_of_mask(config, q_len: int, kv_len: int) -> attention.Work | None:
@@ -239,7 +239,7 @@ def work_of_mask(config, q_len: int, kv_len: int) -> attention.Work | None:
     return attention.work(config.attention_type, q_len, kv_len, **mask)
 
 
-def count_by_formula(case) -> Counted:
+def count_by_formula(case) -> CallWork:
     """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
     decodes = case.mode == "generation"
@@ -248,17 +248,17 @@ def count_by_formula(case) -> Counted:
     found = work_of_mask(config, *lengths) or attention.work("dense", *lengths, causal=True)
     kept = found.kept
     parts = model_flops(config, case.batch_size, lengths[0], kept)
-    moved = _elements_moved(case.mode, weights, weights)
+    moved = _count_moved_elements(case.mode, weights, weights)
     if decodes:
         # A token attends to itself too, but its own key is not in the cache yet.
         keys = round((kept - 1) * config.kv_heads)
         cached = 2 * config.num_layers * case.batch_size * keys * config.head_dim
         moved = config.decoded_parameters(case.batch_size) + cached
     backward = BACKWARD_FACTOR if case.mode == "training" else 0
-    return Counted(weights, parts["total"] * (1 + backward), moved * case.item)
+    return CallWork(weights, parts["total"] * (1 + backward), moved * case.item)
 
 
-def _elements_moved(mode: str, parameters: int, learning: int) -> int:
+def _count_moved_elements(mode: str, parameters: int, learning: int) -> int:
     """Return the smallest number of elements that a call must read and write.
 
     A forward pass reads the weights. A training step reads the weights twice and writes the

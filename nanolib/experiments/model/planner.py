@@ -12,9 +12,9 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 from nanolib.config import DTYPES, PRESETS, NanoConfig
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face
-from nanolib.experiments.model.look import blocks_of, recorded
+from nanolib.experiments.model.look import blocks_of, record_calls
 from nanolib.measurement import MemoryKind, Unsupported
-from nanolib.meters.memory import why_not_planned
+from nanolib.meters.memory import describe_plan_failure
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import check_name
 from nanolib.params import StrictModel
@@ -65,9 +65,9 @@ class Request(StrictModel):
         if "dtype" in self.options:
             raise ValueError("options: dtype is not an option of the model; use --dtype")
         case = self.case
-        if case.own and not case.runs_code:
+        if case.is_own_model and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
-        if reason := case.not_planned():
+        if reason := case.plan_obstacle():
             raise ValueError(
                 f"attention_type: {case.attention_type} has no plan ({reason}); use dense"
             )
@@ -154,7 +154,7 @@ class Use:
     @property
     def remedy(self) -> str:
         """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
-        peak, by_kind = self.breakdown.peak, self.breakdown.by_kind
+        peak, by_kind = self.breakdown.peak, self.breakdown.bytes_by_kind
         kind = max(by_kind, key=by_kind.get)
         ways = [
             f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
@@ -178,7 +178,7 @@ def uses_of(request: Request) -> list[Use]:
             rest = [*USES][len(uses) :]
             return uses + [Use(name, request.memory, refused=late) for name in rest]
         except (Exception, SystemExit) as error:  # A model that reads tensor values has no plan.
-            reason = why_not_planned(error)
+            reason = describe_plan_failure(error)
             if isinstance(error, Unsupported):
                 reason = str(error)
             elif "text_config" in request.options:
@@ -189,7 +189,7 @@ def uses_of(request: Request) -> list[Use]:
 
 def _use(request: Request, name: str) -> Use:
     with planning_time_limit():
-        breakdown = planned(request, name, request.seq_len, request.batch_size)
+        breakdown = plan_use(request, name, request.seq_len, request.batch_size)
     batches = {}
     with suppress(TimeoutError):
         for length in request.contexts:
@@ -199,7 +199,7 @@ def _use(request: Request, name: str) -> Use:
     return Use(name, request.memory, breakdown, batches, small_cache)
 
 
-def planned(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:
+def plan_use(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:
     """Plan the peak memory of one rank for a use of the model.
 
     Args:
@@ -224,7 +224,7 @@ def _scopes(
     depth = blocks_of(case)[1]
     if request.ranks > 1 and not depth:
         raise Unsupported(f"FSDP needs equal blocks, and nanolib finds none in {request.model}")
-    found = recorded(case).breakdowns(batch // request.ranks)
+    found = record_calls(case).breakdowns(batch // request.ranks)
     return {
         scope: [_one_rank(each, request, case, depth) for each in sections]
         for scope, sections in found.items()
@@ -247,7 +247,7 @@ def _one_rank(
         if part.kind in _SHARDED:
             parts[part] = -(-size // ranks)
     if ranks > 1:
-        weights = whole.by_kind[MemoryKind.WEIGHTS]
+        weights = whole.bytes_by_kind[MemoryKind.WEIGHTS]
         outside = sum(
             size
             for part, size in whole.parts.items()
@@ -255,7 +255,7 @@ def _one_rank(
         )
         block = (weights - outside) // depth
         parts[Part(MemoryKind.GATHERED)] = outside + min(2, depth) * block
-        if MemoryKind.GRADIENTS in whole.by_kind:
+        if MemoryKind.GRADIENTS in whole.bytes_by_kind:
             scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
             parts[scattered] = outside + block
     return MemoryBreakdown(parts)
@@ -267,14 +267,14 @@ def _largest_batch(request: Request, name: str, length: int) -> int:
     return ranks * bisect_right(
         range(ranks, MAX_BATCH + 1, ranks),
         request.memory,
-        key=lambda batch: planned(request, name, length, batch).peak,
+        key=lambda batch: plan_use(request, name, length, batch).peak,
     )
 
 
 def _small_cache(request: Request) -> int:
     """Return the cache's bytes after the first token, or 0 if the prompt needs no larger cache."""
     scopes = _scopes(request, "decoding", request.seq_len, request.batch_size)
-    prompt = max(each.by_kind.get(MemoryKind.CACHE, 0) for each in scopes["prefill"])
+    prompt = max(each.bytes_by_kind.get(MemoryKind.CACHE, 0) for each in scopes["prefill"])
     later = max(each.parts.get(Part(MemoryKind.CACHE), 0) for each in scopes["decode"])
     return later if later < prompt else 0
 

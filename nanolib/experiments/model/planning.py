@@ -10,8 +10,8 @@ import pandas as pd
 
 from nanolib.experiments.model.planner import MAX_BATCH, Request, Use, format_bytes, uses_of
 from nanolib.experiments.model.tables import largest_parts
-from nanolib.measurement import BadInput, MemoryKind, cause, shown
-from nanolib.models.user import known_options
+from nanolib.measurement import BadInput, MemoryKind, cause, quote
+from nanolib.models.user import list_options
 
 # These fields describe a config file, not a model.
 _NO_FIELDS = {
@@ -64,7 +64,7 @@ class MemoryPlan:
                 "largest_batches": use.batches,
                 "fits": use.fits,
                 "bytes": use.breakdown.peak,
-                "kinds": use.breakdown.by_kind,
+                "kinds": use.breakdown.bytes_by_kind,
                 "parts": [
                     part._asdict() | {"bytes": size} for part, size in use.breakdown.parts.items()
                 ],
@@ -96,7 +96,7 @@ class MemoryPlan:
 
 def _kinds(uses: Sequence[Use]) -> pd.DataFrame:
     """Return a table of each use's peak memory, by `MemoryKind`, and whether the use fits."""
-    sizes = {use.name: {"needs": use.breakdown.peak} | use.breakdown.by_kind for use in uses}
+    sizes = {use.name: {"needs": use.breakdown.peak} | use.breakdown.bytes_by_kind for use in uses}
     table = pd.DataFrame(sizes).reindex(["needs", *MemoryKind]).dropna(how="all")
     table = table.map(format_bytes, na_action="ignore").fillna("")
     table.loc["fits"] = ["yes" if use.fits else "no" for use in uses]
@@ -151,14 +151,14 @@ def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
     if isinstance(memory, str) and memory.strip().isdecimal():
-        raise BadInput(f"memory: {shown(memory)} has no unit; use an amount such as 80GiB")
+        raise BadInput(f"memory: {quote(memory)} has no unit; use an amount such as 80GiB")
     name, notes = model, []
     if str(model).endswith(".json"):
         name, fields, dtype = _read_config(model)
         if dtype and rest.get("dtype") is None:
             rest["dtype"] = dtype
             notes.append(f"The file sets the dtype {dtype}; to plan another dtype, use --dtype")
-        known = known_options(name)
+        known = list_options(name)
         if unused := sorted(fields.keys() - known):
             notes.append(f"The model does not read these fields of the file: {', '.join(unused)}")
         read = {field: value for field, value in fields.items() if field in known}
@@ -167,7 +167,7 @@ def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
     uses = uses_of(request)
     if all(use.refused for use in uses):
         refused = uses[0].refused.removeprefix("BadInput: model: ")
-        raise BadInput(f"model: {shown(model)} cannot be planned, because {refused}")
+        raise BadInput(f"model: {quote(model)} cannot be planned, because {refused}")
     return MemoryPlan(f"{model} in {request.title}", tuple(uses), tuple(notes))
 
 
@@ -180,6 +180,6 @@ def _read_config(path: str) -> tuple[str, dict[str, Any], str]:
         return f"hf:{fields['architectures'][0]}", known, dtype
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
-            f"model: {shown(path)} is not a config file of a Hugging Face model ({cause(error)}); "
+            f"model: {quote(path)} is not a config file of a Hugging Face model ({cause(error)}); "
             "use a config.json with the field architectures"
         ) from None

@@ -230,9 +230,9 @@ def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
     # Not every model has a cache, finite logits, and a mask that keeps a pair at this length.
     with contextlib.suppress(Unsupported, BadInput):
         batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
-        yield from _compared("run_to_run", batch, _read(model, ids, positions))
-        yield from _compared("batch", alone, batch[:1])
-        yield from _compared("decode", alone, _decode(model, ids[:1], positions))
+        yield from _compare_logits("run_to_run", batch, _read(model, ids, positions))
+        yield from _compare_logits("batch", alone, batch[:1])
+        yield from _compare_logits("decode", alone, _decode(model, ids[:1], positions))
 
 
 @torch.no_grad()
@@ -254,7 +254,7 @@ def _decode(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
     return torch.stack(logits, dim=1).cpu()
 
 
-def _compared(scope: str, some: Tensor, others: Tensor) -> Measurements:
+def _compare_logits(scope: str, some: Tensor, others: Tensor) -> Measurements:
     """Compare the logits of the same positions, floating-point, shape [..., vocab_size].
 
     The unit of the difference is the unit in the last place (ULP) of the largest logit at a

@@ -9,12 +9,12 @@ from nanolib.numbers import MIB
 from nanolib.report.overview import drop_missing, pick, table_of
 from nanolib.report.tables import (
     Column,
+    add_flags,
     add_metric_columns,
-    flagged,
-    joined,
+    add_speed_ups,
+    add_state,
+    join_messages,
     titles,
-    with_speed_ups,
-    with_state,
     worst,
 )
 
@@ -92,13 +92,13 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
-    table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
+    table = ends.agg(status=("status", worst), message=("message", join_messages)).reset_index()
     table = add_metric_columns(table, rows, _COLUMNS, key)
     for scope in SCOPES:
-        table = with_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
-    table = flagged(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
+        table = add_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
+    table = add_flags(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
     table["shape"] = _shape(table)
-    return with_state(table)
+    return add_state(table)
 
 
 def _shape(table: pd.DataFrame) -> list[str]:

@@ -25,15 +25,15 @@ from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     drop_missing,
+    explain_empty,
     explain_missing,
     join_words,
     rows_with_factor,
-    why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.shared import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
-from nanolib.report.tables import gains, in_ms
+from nanolib.report.tables import format_ms, gains
 from nanolib.report.theme import Drawing
 
 # Scope of a call → words before its time in a finding.
@@ -62,7 +62,7 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
         "bars",
         subtitle=["Counted exactly, at the largest peak of each model."],
         unit="Live memory (MiB)",
-        empty=why_empty(rows, "model", "peak memory was not measured by kind of memory"),
+        empty=explain_empty(rows, "model", "peak memory was not measured by kind of memory"),
     )
 
 
@@ -89,7 +89,7 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
         unit="Throughput (tokens/s)",
         xunit="Batch size (sequences)",
         log="xy",
-        empty=why_empty(cases, "model", lacking),
+        empty=explain_empty(cases, "model", lacking),
     )
 
 
@@ -131,7 +131,7 @@ def _cost(row: pd.Series) -> Finding:
     text = join_words(f"{words} {figure.text(' ms')}" for words, figure in figures.items())
     evidence = []
     if pd.notna(row["prefill"]):
-        evidence.append(f"the first token takes {in_ms(row, 'prefill')}")
+        evidence.append(f"the first token takes {format_ms(row, 'prefill')}")
     if pd.notna(row["training_memory"]):
         weights = row["training_memory"] / row["weight_memory"]
         peak = format_number(row["training_memory"])

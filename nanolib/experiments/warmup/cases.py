@@ -111,7 +111,7 @@ class WarmupCase(ModelWorkCase):
         """Return the direction and the number of the process."""
         return f"{self.direction} process {self.process}"
 
-    def unsupported(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return nothing, since the check would warm up the process."""
         return ""
 

@@ -9,11 +9,11 @@ from nanolib.measurement import Flag
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import (
     drop_missing,
+    explain_empty,
     explain_missing,
     of_experiment,
     pick,
     table_of,
-    why_empty,
 )
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
@@ -95,7 +95,7 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
         unit="Step time (% of the steady time)",
         xunit="Step",
         ref=100.0,
-        empty=why_empty(rows, "warmup"),
+        empty=explain_empty(rows, "warmup"),
     )
 
 

@@ -16,12 +16,12 @@ import pydantic
 import torch
 from torch import Tensor
 
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, quote
 from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import Work, dense_work
-from nanolib.models.user import check_function, imported
+from nanolib.models.user import check_function, import_callable
 from nanolib.params import StrictModel
 
 __all__ = [
@@ -49,7 +49,7 @@ class OwnOptions(StrictModel):
 
 
 # nanolib imports your function once, outside the timed calls.
-_imported = functools.cache(functools.partial(imported, "attention_options.call"))
+_imported = functools.cache(functools.partial(import_callable, "attention_options.call"))
 
 
 def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: OwnOptions) -> Tensor:
@@ -89,7 +89,7 @@ def kinds() -> tuple[str, ...]:
 def _options_of(kind: str):
     if kind not in kinds():
         raise BadInput(
-            f"attention_type: {shown(kind)} is not a known attention kind; "
+            f"attention_type: {quote(kind)} is not a known attention kind; "
             f"use one of {', '.join(_KINDS)}"
         )
     return _KINDS[kind][0]

@@ -21,8 +21,8 @@ from nanolib.models.attention.patterns import (
     MaskMod,
     Options,
     PatternInputs,
+    import_mask,
     on_cpu,
-    own_mask,
     static_mask_mod,
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
@@ -115,7 +115,7 @@ class BlockMask:
     options: Options | None = None
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether all heads share the same blocks."""
         return len(self.plans) == 1
 
@@ -162,7 +162,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
             f"block_size: {size} gives {tiles:,} tiles at {kv_len:,} tokens, more than "
             f"{_MOST_TILES:,}; use larger tiles"
         )
-    options = _with_window(options, q_len, kv_len, causal)
+    options = _choose_window(options, q_len, kv_len, causal)
     is_own, offset = options.pattern == "own", kv_len - q_len
     keeps = static_mask_mod(options, q_len, kv_len, causal, None)
     side = size if options.pattern in BY_CORNERS else 1
@@ -186,7 +186,7 @@ def static_mask(options: Options, q_len: int, kv_len: int, causal: bool, heads: 
     return mask
 
 
-def _with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
+def _choose_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
     """Replace a requested sparsity by the largest window with at least this sparsity.
 
     If no window has this sparsity, the function sets a window of 1.
@@ -207,7 +207,7 @@ def _with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opt
 @functools.lru_cache(maxsize=64)
 def uses_index(options: Options, place: int) -> bool:
     """Return whether your own mask uses b (`place` 0) or h (`place` 1)."""
-    mask_mod = own_mask(PatternInputs(options, 1, torch.device("cpu")))
+    mask_mod = import_mask(PatternInputs(options, 1, torch.device("cpu")))
 
     def keeps(index: Tensor) -> Tensor:
         at = [torch.tensor(0)] * 4

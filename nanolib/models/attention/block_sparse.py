@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
-from nanolib.models.attention.patterns import placed
+from nanolib.models.attention.patterns import copy_to_device
 from nanolib.models.attention.reference import tile_count
 from nanolib.torch_internals import (
     FakeTensor,
@@ -134,7 +134,7 @@ def _calls(
         Index of the sequence, query heads, key heads, and the blocks that these heads share.
     """
     kv_heads, group = k.shape[1], q.shape[1] // k.shape[1]
-    if mask.shared:
+    if mask.is_shared:
         for b in range(first // kv_heads, tile_count(last, kv_heads)):
             start, stop = max(0, first - b * kv_heads), min(kv_heads, last - b * kv_heads)
             yield b, slice(start * group, stop * group), slice(start, stop), mask.plans[0]
@@ -207,7 +207,7 @@ def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor
 
     The arguments are those of `attend`.
     """
-    if mask.shared:
+    if mask.is_shared:
         return _attend_by_plan(q, k, v, mask.plans[0])
     outs = []
     for b, queries, heads, plan in _calls(q, k, mask, 0, k.shape[0] * k.shape[1]):
@@ -223,7 +223,7 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         if not block.keys:
             outs.append(torch.zeros_like(queries))
             continue
-        positions, seen = _placed(block, q.device, detect_fake_mode())
+        positions, seen = _copy_to_device(block, q.device, detect_fake_mode())
         keys, values = k.index_select(-2, positions), v.index_select(-2, positions)
         out = scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, enable_gqa=grouped
@@ -234,14 +234,14 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _placed(block: QueryBlock, device: torch.device, planning) -> tuple[Tensor, Any]:
+def _copy_to_device(block: QueryBlock, device: torch.device, planning) -> tuple[Tensor, Any]:
     """Copy a block's positions and its mask, if any, to a device.
 
     nanolib copies them only once, because the host waits for each copy.
     """
-    positions = placed(block.positions, device)
+    positions = copy_to_device(block.positions, device)
     if not block.hidden.size:
         return positions, None
     seen = np.ones((block.rows[1] - block.rows[0], block.keys), dtype=bool)
     seen[:, block.hidden_from :] = ~block.hidden
-    return positions, placed(seen, device)
+    return positions, copy_to_device(seen, device)

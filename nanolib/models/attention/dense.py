@@ -141,9 +141,9 @@ class FlashOptions(StrictModel):
 
 
 @functools.cache
-def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
+def _import_version(version: int) -> tuple[Callable[..., Any] | None, str]:
     """Return the function of one version, or None and the error of the import."""
-    if version == 4 and _imported(2)[0] is None:
+    if version == 4 and _import_version(2)[0] is None:
         _skip_parent()
     errors = []
     for name in _MODULES[version]:
@@ -166,13 +166,13 @@ def _skip_parent():
 def flash_attn_version(version: Version = "auto") -> int | None:
     """Return the version that nanolib uses, or None if none can be imported."""
     wanted = _MODULES if version == "auto" else (version,)
-    return next((one for one in wanted if _imported(one)[0]), None)
+    return next((one for one in wanted if _import_version(one)[0]), None)
 
 
 def missing_flash_attn(version: Version = "auto") -> str:
     """Return why a version cannot be imported, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
-    errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
+    errors = "; ".join(f"version {one}: {_import_version(one)[1]}" for one in wanted)
     return (
         f"flash_attn, which cannot be imported ({errors}); "
         'on a machine with CUDA: pip install -e ".[cuda]"'
@@ -206,7 +206,7 @@ def call_flash_attn(version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool)
 
     Since version 2.1, flash-attn aligns the last query with the last key, as nanolib does.
     """
-    function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
+    function, inputs = _import_version(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
         out = function(*inputs, causal=causal)
     except AssertionError as error:  # Version 4 raises this error for a missing kernel.

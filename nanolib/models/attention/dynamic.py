@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from nanolib.models.attention.block_mask import BlockMask, make_plan
-from nanolib.models.attention.patterns import MaskMod, Options, at_end, is_near
+from nanolib.models.attention.patterns import MaskMod, Options, align_queries, is_near
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Choice:
             kept = chosen[b, h % heads, row, column]
             return kept | is_near(position, kv_idx, window) if window else kept
 
-        return at_end(keeps, offset, cells.causal)
+        return align_queries(keeps, offset, cells.causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
         """Return whether a cell has a kept pair, and whether all pairs of a cell are kept."""

@@ -22,7 +22,7 @@ import torch
 
 from nanolib.config import ATTENTION_PATTERNS, Size
 from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
-from nanolib.models.user import check_function, imported
+from nanolib.models.user import check_function, import_callable
 from nanolib.params import StrictModel
 from nanolib.torch_internals import disable_dispatch_modes
 
@@ -121,7 +121,7 @@ class PatternInputs(NamedTuple):
     device: Device
 
 
-def placed(x: np.ndarray, device: Device):
+def copy_to_device(x: np.ndarray, device: Device):
     """Copy an array to a device. In a memory plan, the copy is a tensor without data."""
     # In a memory plan, `.to` would keep the values of small arrays, and would need the device.
     if device is None:
@@ -195,7 +195,7 @@ def random(inputs: PatternInputs) -> MaskMod:
         kept = max(1, round((1 - options.sparsity) * tiles))
     order = np.random.RandomState(options.seed).rand(tiles, tiles)
     np.fill_diagonal(order, -1)
-    table = placed(order.argsort(axis=1).argsort(axis=1) < kept, inputs.device)
+    table = copy_to_device(order.argsort(axis=1).argsort(axis=1) < kept, inputs.device)
     return lambda b, h, q_idx, kv_idx: table[q_idx // size, kv_idx // size]
 
 
@@ -220,7 +220,7 @@ def document(inputs: PatternInputs) -> MaskMod:
     starts = sorted(inputs.options.document_starts) or itertools.accumulate(lengths)
     inner = [*itertools.takewhile(lambda start: start < inputs.kv_len, starts)]
     positions = np.arange(inputs.kv_len)
-    numbers = placed(np.searchsorted(inner, positions, side="right"), inputs.device)
+    numbers = copy_to_device(np.searchsorted(inner, positions, side="right"), inputs.device)
     return lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx]
 
 
@@ -233,14 +233,14 @@ def prefix_lm(inputs: PatternInputs) -> MaskMod:
     return lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)
 
 
-def own_mask(inputs: PatternInputs) -> MaskMod:
+def import_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
     nanolib refuses a mask that uses `b` if there are several sequences. To find the kept tiles,
     nanolib evaluates the mask on the CPU, even in a memory plan, whose tensors have no data.
     """
     with on_cpu():  # The module of the mask must not create tensors without data.
-        mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
+        mask_mod = import_callable("attention_options.mask_mod", inputs.options.mask_mod)
 
     def keeps(*at: np.ndarray) -> np.ndarray:
         with on_cpu():
@@ -267,7 +267,7 @@ PATTERNS = {
     "bigbird": bigbird,
     "document": document,
     "prefix_lm": prefix_lm,
-    "own": own_mask,
+    "own": import_mask,
 }
 
 
@@ -276,10 +276,10 @@ def static_mask_mod(
 ) -> MaskMod:
     """Return the `mask_mod` of a pattern with the causal mask. `options` is from a `BlockMask`."""
     mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, device))
-    return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
+    return align_queries(mask_mod, kv_len - q_len, options.hides_future(causal))
 
 
-def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
+def align_queries(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
     """Shift the queries of a `mask_mod` by `offset`, and hide later keys if `causal` is true."""
 
     def keeps(b, h, q_idx, kv_idx):

@@ -33,9 +33,9 @@ from nanolib.models.attention.block_mask import (
 )
 from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import Options, placed, static_mask_mod
+from nanolib.models.attention.patterns import Options, copy_to_device, static_mask_mod
 from nanolib.models.attention.reference import Work, tile_count
-from nanolib.models.optimize import with_own_code
+from nanolib.models.optimize import copy_function
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
 _WATCHED = []  # The lists of `watched_work`.
@@ -191,7 +191,7 @@ def drawn_mask(
         kept = np.add.reduceat(kept, range(0, kept.shape[axis], tile // size), axis)
     mask_mod = static_mask_mod(mask.options, q_len, kv_len, causal, device)
     whole = kept == tile * tile
-    tiles = (placed(x[None], device) for x in ((kept > 0) & ~whole, whole))
+    tiles = (copy_to_device(x[None], device) for x in ((kept > 0) & ~whole, whole))
     return mask_of_tiles(tiles, mask_mod, (q_len, kv_len), tile, tile)
 
 
@@ -229,7 +229,7 @@ def _attend_by_flex(q: Tensor, k: Tensor, v: Tensor, mask: FlexMask, options: Op
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     if q.device.type == "cpu":  # On CPU, FlexAttention refuses inputs that require grad.
         q, k, v = (x.detach() for x in (q, k, v))
-    kernel = compiled(q.shape, k.shape, q.dtype, options)
+    kernel = compile_flex(q.shape, k.shape, q.dtype, options)
     out = kernel(
         q,
         k,
@@ -247,9 +247,9 @@ def allow_repeated_backward() -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def compiled(*of):
+def compile_flex(*of):
     """Compile FlexAttention for one shape, dtype and pattern.
 
     Without `fullgraph`, dynamo silently falls back to eager mode for code that it cannot compile.
     """
-    return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
+    return torch.compile(copy_function(flex_attention), dynamic=False, fullgraph=True)

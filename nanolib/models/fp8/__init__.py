@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import BadInput, Unsupported, shown
+from nanolib.measurement import BadInput, Unsupported, quote
 from nanolib.models.fp8.casts import (
     BF16,
     CONTROLS,
@@ -78,12 +78,12 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
         if not matches:
             known = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers))
             raise BadInput(
-                f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
+                f"excluded_modules: {quote(pattern)} matches no linear layer; the model has {known}"
             )
     chosen = [name for name in layers if name not in excluded]
     if not chosen:
         raise BadInput(
-            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; "
+            f"excluded_modules: {quote(list(excluded_modules))} leaves no linear layer to convert; "
             "exclude fewer layers"
         )
     for name in chosen:

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model.steps import _compared, determinism_rows
+from nanolib.experiments.model.steps import _compare_logits, determinism_rows
 from tests.experiments import own
 from tests.measuring import timed_alone
 
 
 def _measured(some, others):
-    return [row.estimate for row in _compared("batch", some, others)]
+    return [row.estimate for row in _compare_logits("batch", some, others)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

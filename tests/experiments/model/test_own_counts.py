@@ -62,8 +62,8 @@ def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode
     whole = passes * (linear + PER_PAIR * n * n)
     assert asked.formulas()["flops"] == whole  # an upper bound
     kept = sum(min(i + 1, window) for i in range(n))
-    assert asked.counted(run=True).flops == passes * (linear + PER_PAIR * kept)
-    assert asked.counted().count.full == whole
+    assert asked.count_work(run=True).flops == passes * (linear + PER_PAIR * kept)
+    assert asked.count_work().count.full == whole
 
 
 def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanolib.experiments.model.planner import Request, planned, uses_of
+from nanolib.experiments.model.planner import Request, plan_use, uses_of
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput, MemoryKind
 from tests.experiments import own
@@ -24,10 +24,10 @@ def test_a_use_has_the_plan_of_its_case_and_the_largest_batch_that_fits(model, o
     request = checked(model, 32, 4, options)
     uses = {use.name: use for use in uses_of(request)}
     for name, use in uses.items():
-        assert use.breakdown == planned(request, name, 32, 4)
+        assert use.breakdown == plan_use(request, name, 32, 4)
         assert [*use.batches] == [32, 128]
         for length, most in use.batches.items():
-            peaks = [planned(request, name, length, batch).peak for batch in (most, most + 1)]
+            peaks = [plan_use(request, name, length, batch).peak for batch in (most, most + 1)]
             assert peaks[0] <= request.memory < peaks[1]
     plan = own.case("training", model, options, (32, 4)).plan()
     assert uses["training"].breakdown.peak == plan.most
@@ -35,7 +35,7 @@ def test_a_use_has_the_plan_of_its_case_and_the_largest_batch_that_fits(model, o
 
 def test_a_dtype_of_the_cache_changes_only_the_cache():
     whole, small = (
-        planned(checked(TINY, 64, 2, SMALL, kv_dtype=name), "decoding", 64, 2).by_kind
+        plan_use(checked(TINY, 64, 2, SMALL, kv_dtype=name), "decoding", 64, 2).bytes_by_kind
         for name in (None, "float8_e4m3fn")
     )
     assert small == whole | {MemoryKind.CACHE: whole[MemoryKind.CACHE] / 4}
@@ -57,14 +57,14 @@ def test_the_smaller_cache_after_the_first_token_of_windows_is_stated_by_its_clo
 def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     options = SMALL | {"context_length": 32}
     requests = [checked(TINY, 32, 4, options, ranks=ranks) for ranks in (1, 4)]
-    alone, shared = (planned(request, "training", 32, 4) for request in requests)
+    alone, shared = (plan_use(request, "training", 32, 4) for request in requests)
     for kind in (MemoryKind.WEIGHTS, MemoryKind.STATES):
-        assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
+        assert shared.bytes_by_kind[kind] == pytest.approx(alone.bytes_by_kind[kind] / 4, rel=0.02)
     model = requests[0].case.build()
     block, whole = (sum(p.nbytes for p in m.parameters()) for m in (model.blocks[0], model))
     gathered = whole - SMALL["num_layers"] * block + 2 * block
     tables = sum(table.nbytes for table in model.buffers())  # of positions count as weights
-    assert 0 <= shared.by_kind[MemoryKind.GATHERED] - gathered <= tables
+    assert 0 <= shared.bytes_by_kind[MemoryKind.GATHERED] - gathered <= tables
     assert "4 ranks (FSDP, modelled)" in requests[1].title
     assert all(most % 4 == 0 for use in uses_of(requests[1]) for most in use.batches.values())
 
