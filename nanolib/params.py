@@ -39,7 +39,7 @@ class StrictModel(pydantic.BaseModel):
             super().__init__(**values)
         except pydantic.ValidationError as error:
             prefix, known = f"{self.NAME}." if self.NAME else "", list(type(self).model_fields)
-            lines = (prefix + _complaint(one, known) for one in error.errors()[:20])
+            lines = (prefix + _complaint(problem, known) for problem in error.errors()[:20])
             raise BadInput(*lines) from None
 
     @pydantic.model_validator(mode="before")

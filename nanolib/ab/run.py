@@ -121,8 +121,8 @@ def run_ab(
     """
     with checked_out(spec.names, spec.start) as found:
         versions = [
-            replace(version, python=one.python)
-            for version, one in zip(found, spec.interpreters, strict=True)
+            replace(version, python=interpreter.python)
+            for version, interpreter in zip(found, spec.interpreters, strict=True)
         ]
         before = [version.edits() for version in versions]
         tasks, lines = spec.tasks(versions)
@@ -144,7 +144,7 @@ def run_ab(
     for result in results:
         case = names["", result.task.experiment, result.task.case_id]
         lines += lines_of(result, case, settings.threshold)
-    differ = describe_differences(*(one.packages for one in spec.interpreters))
+    differ = describe_differences(*(interpreter.packages for interpreter in spec.interpreters))
     return Comparison(worst_first(lines), True, settings.threshold, differ=differ)
 
 
@@ -167,9 +167,9 @@ def lines_of(result: TaskResult, case: str, threshold: float) -> list[Line]:
         return [line(finding, message=result.failures)]
     counted = figure_lines(*map(_figures, result.rows), threshold)
     lines = [
-        replace(one, experiment=task.experiment, case=case)
-        for one in counted
-        if one.finding != Kind.EQUIVALENT
+        replace(line, experiment=task.experiment, case=case)
+        for line in counted
+        if line.finding != Kind.EQUIVALENT
     ]
     if not result.blocks:
         lines.append(line(Kind.INCONCLUSIVE, message="the case has no timed calls"))

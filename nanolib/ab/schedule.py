@@ -192,11 +192,13 @@ def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: flo
             for side in sides
         ]
         return False
-    result.endings = [(one.get("ended", Status.OK), one.get("message", "")) for one in answers]
+    result.endings = [
+        (answer.get("ended", Status.OK), answer.get("message", "")) for answer in answers
+    ]
     if not result.failures and not _same_phases(answers):
         result.endings[1] = (Status.ERROR, "the phases of B differ from the phases of A")
-    result.rows = [one.get("rows", []) for one in answers]
-    return all("ended" in one for one in answers)
+    result.rows = [answer.get("rows", []) for answer in answers]
+    return all("ended" in answer for answer in answers)
 
 
 def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:

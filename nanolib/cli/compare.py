@@ -178,10 +178,10 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     if experiments:
         figures = figures[figures["experiment"].isin(experiments)]
     found = histories(figures, metric)
-    if shown := [one for one in found if everything or one.changes]:
+    if shown := [series for series in found if everything or series.changes]:
         _echo_cases(table(shown))
     # Without its period, a line ends with a command that you can copy.
-    echo(*(str(one).removesuffix(".") for one in history_verdict(found)))
+    echo(*(str(series).removesuffix(".") for series in history_verdict(found)))
 
 
 def _read_side(side: str, name: str):

@@ -226,7 +226,7 @@ def _conclude(result) -> list[str]:
         rows = store.measurements(run_ids, samples=True)
     lines = []
     for question, findings in first_findings(rows):
-        lines += [question, *(f"  {one}" for one in findings), ""]
+        lines += [question, *(f"  {finding}" for finding in findings), ""]
     return lines
 
 

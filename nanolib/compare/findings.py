@@ -218,7 +218,9 @@ def case_names(cases: CasesOfMachines) -> dict[tuple[str, str, str], str]:
     names = {}
     for (experiment, name), lines in alike.items():
         factors = dict.fromkeys(factor for line in lines.values() for factor in line)
-        apart = [one for one in factors if len({line.get(one) for line in lines.values()}) > 1]
+        apart = [
+            factor for factor in factors if len({line.get(factor) for line in lines.values()}) > 1
+        ]
         for case_id, line in lines.items():
             differs = (f"{factor}={line.get(factor, 'none')}" for factor in apart)
             names[experiment, case_id] = " ".join([name, *differs])

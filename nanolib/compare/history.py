@@ -26,14 +26,14 @@ class Change:
     """Change of the level of a metric.
 
     Attributes:
-        at: Index of the first run after the change.
+        index: Index of the first run after the change.
         ratio: New level divided by old level.
         worse: Whether the new level is worse.
         before: Revision of the last run before the change.
         after: Revision of the first run after the change.
     """
 
-    at: int
+    index: int
     ratio: float
     worse: bool
     before: str
@@ -68,7 +68,7 @@ class History:
     @property
     def age(self) -> float:
         """Number of runs since the latest change, or infinity if the metric did not change."""
-        return len(self.points) - self.changes[-1].at if self.changes else math.inf
+        return len(self.points) - self.changes[-1].index if self.changes else math.inf
 
     @property
     def command(self) -> str:
@@ -109,10 +109,10 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
     widths = (points["high"] - points["low"]) / 2 / points["estimate"]
     direction, revisions = METRICS[metric].direction, list(points["git_revision"])
     found = []
-    for at, ratio in changes_of_level(points["estimate"], widths.fillna(0.0), MARGIN):
+    for index, ratio in changes_of_level(points["estimate"], widths.fillna(0.0), MARGIN):
         is_worse = (ratio > 1) is not (direction is Direction.HIGHER)
         is_worse = is_worse or direction is Direction.EQUAL
-        found.append(Change(at, ratio, is_worse, revisions[at - 1], revisions[at]))
+        found.append(Change(index, ratio, is_worse, revisions[index - 1], revisions[index]))
     return tuple(found)
 
 

@@ -58,7 +58,7 @@ class Explore:
             return made
 
         self._experiment, self._params = experiment, params
-        self._section = next(one for one in sections() if one.experiment == params.NAME)
+        self._section = next(section for section in sections() if section.experiment == params.NAME)
         self._stop = threading.Event()
         self.controls = {name: _control(params, name) for name in type(params).MAIN}
         for control in self.controls.values():

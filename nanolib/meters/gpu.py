@@ -109,7 +109,7 @@ def gpu_interference(uuid: str, nvml=pynvml) -> list[str]:
         return [f"other work on the GPU was not measured ({error})"]
     lines = []
     processes = _ask(nvml, "ComputeRunningProcesses", gpu) or []
-    if others := sum(one.pid != os.getpid() for one in processes):
+    if others := sum(process.pid != os.getpid() for process in processes):
         lines.append(f"{others} other process(es) compute on the GPU")
     use = _ask(nvml, "UtilizationRates", gpu)
     if use is not None and use.gpu > 10:

@@ -97,9 +97,9 @@ def count(
     length = np.diff(t) + lag_s
     jumps = (steps < 0) | (steps > MOST_W * length) & (length > 0)
     if jumps[before:after].any():
-        at = before + jumps[before:after].argmax()
+        jump = before + jumps[before:after].argmax()
         raise BadInput(
-            f"joules: the counter jumped from {counted[at]:g} to {counted[at + 1]:g} J, so the "
+            f"joules: the counter jumped from {counted[jump]:g} to {counted[jump + 1]:g} J, so the "
             "energy is not known; measure the window again"
         )
     unsure = min(steps[steps > 0], default=0.0)

@@ -116,7 +116,7 @@ def cpu_times() -> CpuTimes:
     is_complete = mine and os.sysconf("SC_NPROCESSORS_CONF") == len(every)
     chosen = [every[number] for number in mine] if is_complete else every
     total, idle, stolen = (
-        sum(getattr(one, name, 0.0) for one in chosen for name in names)
+        sum(getattr(cpu, name, 0.0) for cpu in chosen for name in names)
         for names in (_COUNTED, ("idle", "iowait"), ("steal",))
     )
     return CpuTimes(total, idle, stolen, ours, cpu_quotas())

@@ -165,7 +165,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
         for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True)
     }
     if len(rows) > 1:
-        own = {name: sum(one[name] for one in launches) for name in launches[0]}
+        own = {name: sum(launch[name] for launch in launches) for name in launches[0]}
         rows[timing.total] = row(timing.total, total, own)
     return rows
 

@@ -77,9 +77,11 @@ def measure_overhead(
         for sampler in samplers.values():
             sampler.begin()
         rounds = take_turns(samplers, seed=0)
-    rounds, flags, counted = drop_busy_rounds([one for one in rounds if len(one.ms) == len(kinds)])
+    rounds, flags, counted = drop_busy_rounds(
+        [round_ for round_ in rounds if len(round_.ms) == len(kinds)]
+    )
     # Wall time and CPU time of a call in each round, ms.
-    times = {kind: np.array([one.ms[kind] for one in rounds]).T for kind in kinds}
+    times = {kind: np.array([round_.ms[kind] for round_ in rounds]).T for kind in kinds}
     plain_ms, reading_ms = float(np.median(times["bare"][0])), _reading_ms()
     for name in ("again", *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0

@@ -146,8 +146,8 @@ def time_across_ranks(
         sampler.begin()
     with pause_collector():
         rounds = take_turns(samplers, seed, enough=_budget(budget_s, device))
-    ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
-    return ms, [one.is_busy for one in rounds]
+    ms = {name: [float(round_.ms[name][0]) for round_ in rounds] for name in calls}
+    return ms, [round_.is_busy for round_ in rounds]
 
 
 def time_parts_across_ranks(

@@ -62,14 +62,14 @@ def take_turns(
     # A reading of the CPU load takes milliseconds, so several rounds share a reading.
     readings = [reading()]
     is_group, shortest_s = len(samplers) > 1, shortest_watch_s()
-    while waiting := [name for name, one in samplers.items() if enough or not one.stop]:
-        one = Round()
+    while waiting := [name for name, sampler in samplers.items() if enough or not sampler.stop]:
+        round_ = Round()
         for name in order.sample(waiting, len(waiting)):
             with within(name):
-                one.ms[name] = samplers[name].take()
+                round_.ms[name] = samplers[name].take()
                 continue
             del samplers[name]
-        rounds.append(one)
+        rounds.append(round_)
         if is_group and time.monotonic() - readings[-1][1] > shortest_s:
             readings.append(reading())
         if enough is not None and enough(len(rounds)):
@@ -79,8 +79,8 @@ def take_turns(
         readings[max(1, len(readings) - 1) :] = [reading()]
         for (first, _, before), (end, _, after) in itertools.pairwise(readings):
             is_busy = load_between(before, after).is_busy
-            for one in rounds[first:end]:
-                one.is_busy = is_busy
+            for round_ in rounds[first:end]:
+                round_.is_busy = is_busy
     return rounds
 
 
@@ -96,8 +96,8 @@ def drop_busy_rounds(
         The rounds to use, and the flags and details of a row that rests on them. The detail
         `clean_rounds` is None if the load during the rounds is not known.
     """
-    clean = [one for one in rounds if not one.is_busy]
-    is_known = all(one.is_busy is not None for one in rounds)
+    clean = [round_ for round_ in rounds if not round_.is_busy]
+    is_known = all(round_.is_busy is not None for round_ in rounds)
     details = {"rounds": len(rounds), "clean_rounds": len(clean) if is_known else None}
     few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(rounds))
     if few_busy or len(clean) >= MIN_BLOCKS:
@@ -138,11 +138,13 @@ def speed_up_row(
     Returns:
         The row, or None if fewer than six rounds have both calls.
     """
-    both = [one for one in rounds if name in one.ms and baseline in one.ms]
+    both = [round_ for round_ in rounds if name in round_.ms and baseline in round_.ms]
     used, flags, details = drop_busy_rounds(both)
 
     def series(of: str) -> np.ndarray:
-        return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])
+        return np.array(
+            [round_.ms[of].sum() if phase is None else round_.ms[of][phase] for round_ in used]
+        )
 
     base, own = series(baseline), series(name)
     try:

@@ -139,8 +139,8 @@ class Tables:
 
     def _repr_html_(self) -> str:
         return "".join(
-            table.foldable_html(title, at == 0)
-            for at, (title, table) in enumerate(self.tables.items())
+            table.foldable_html(title, index == 0)
+            for index, (title, table) in enumerate(self.tables.items())
         )
 
     def __repr__(self) -> str:

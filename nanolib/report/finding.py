@@ -100,10 +100,12 @@ class Finding:
 
     def without_busy_order(self) -> Self:
         """Return the finding. If it ranks timings of a busy machine, return only the estimates."""
-        pairs = [pair for pair in self.compared if any(one.busy for one in pair[::2])]
+        pairs = [pair for pair in self.compared if any(estimate.busy for estimate in pair[::2])]
         if not pairs:
             return self
-        figures = dict.fromkeys(one for pair in pairs for one in pair[::2] if one.low != one.high)
+        figures = dict.fromkeys(
+            estimate for pair in pairs for estimate in pair[::2] if estimate.low != estimate.high
+        )
         return Finding(
             "Other processes used the machine, so nanolib does not rank these estimates",
             ", ".join(map(str, list(figures)[:_MOST_ESTIMATES])),

@@ -82,8 +82,8 @@ def _parts(
     """Yield a part per section and machine, newest results first, and then the summaries."""
     for section in sections:
         own = runs[runs["experiment"] == section.experiment]
-        for at, machine in enumerate(own["machine_id"][::-1].unique()):
-            yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
+        for index, machine in enumerate(own["machine_id"][::-1].unique()):
+            yield _answer(section, machine, index == 0, rows[rows["machine_id"] == machine])
     yield changes(store, runs)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
     failed = overview.failures(rows)
@@ -125,8 +125,8 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
 
 
 def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path):
-    for at, (title, (table, readable)) in enumerate(part.tables.items()):
-        ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
+    for index, (title, (table, readable)) in enumerate(part.tables.items()):
+        ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if index else "summary"
         name = folder / f"{part.name}_{ending}"
         name.with_suffix(".csv").write_text(csv_text(table), encoding="utf-8")
         name.with_suffix(".md").write_text(markdown_table(readable) + "\n", encoding="utf-8")

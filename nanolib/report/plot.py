@@ -86,9 +86,9 @@ def plot(
         return empty_chart(title, empty)
     lines = [printable(line) for line in subtitle if line]
     if kind == "line" and data["x"].nunique() == 1:
-        at = float(data["x"].iloc[0])
+        position = float(data["x"].iloc[0])
         lines = [line.replace("Dashed", "Tick") for line in lines]
-        lines.append(f"{xunit}: {format_number(at)}.")
+        lines.append(f"{xunit}: {format_number(position)}.")
         data = data.assign(x=data["y"]).drop(columns="y")
         kind, log = "rows", "x" if "y" in log else ""
     is_line = kind == "line"
@@ -235,13 +235,13 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     found = pd.Series(np.nan, index=data.index)
     # The page can hide the last points, so the labels at each earlier x have heights too.
     for _, group in drawn.dropna().groupby(data["x"]):
-        at = (group.map(scale) * px).sort_values()
-        steps = _LABEL_GAP * np.arange(len(at))
-        free = at.to_numpy() - steps
+        heights = (group.map(scale) * px).sort_values()
+        steps = _LABEL_GAP * np.arange(len(heights))
+        free = heights.to_numpy() - steps
         # Moving labels only up or only down makes the gaps. The mean of both positions keeps them.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         above_axis = np.maximum(both / 2, bottom * px + _LABEL_GAP / 2) + steps
-        found[at.index] = [unscale(one / px) for one in above_axis]
+        found[heights.index] = [unscale(height / px) for height in above_axis]
     return found
 
 
@@ -266,7 +266,7 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     parts = [*data["part"].unique()]
     once = data["text"].where(~data["series"].duplicated(), "")
     data = data.assign(place=data["part"].map(parts.index), text=once)
-    colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
+    colors = [COLOURS[HUES[min(index, len(HUES) - 1)]] for index in range(len(parts))]
     base, words = _place_in_rows(data)
     look = {
         "color": alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors)),

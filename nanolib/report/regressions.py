@@ -78,7 +78,7 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
     """Return the findings of a comparison of the newest runs with the runs before."""
     counts = ", ".join(f"{count} {finding}" for finding, count in found.counts.items())
     findings = [Finding("The newest runs were compared with earlier runs", counts)]
-    for line in [one for one in found.lines if one.finding not in _QUIET][:_MOST_NAMED]:
+    for line in [line for line in found.lines if line.finding not in _QUIET][:_MOST_NAMED]:
         evidence = ", ".join(filter(None, [line.change.strip("—"), line.message]))
         findings.append(Finding(f"{line.finding.capitalize()}: {line.name}", evidence))
     findings += [Finding("The comparison has a limitation", noise) for noise in found.noise]
@@ -140,7 +140,7 @@ def history_verdict(found: list[History]) -> list[Finding]:
                 "no value above 0 was measured in two runs of one machine",
             )
         ]
-    changed = [one for one in found if one.changes]
+    changed = [series for series in found if series.changes]
     runs = max(len(history.points) for history in found)
     what = "timings" if found[0].metric == "latency" else "series"
     findings = [
@@ -149,8 +149,8 @@ def history_verdict(found: list[History]) -> list[Finding]:
     if runs < LEAST_HISTORY:
         few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"
         findings.append(Finding(few, next_step="run nano compare latest~1 latest until then"))
-    for one in changed[:_MOST_NAMED]:
-        name, last = f"{one.experiment} {one.case} {one.scope}".strip(), one.changes[-1]
+    for series in changed[:_MOST_NAMED]:
+        name, last = f"{series.experiment} {series.case} {series.scope}".strip(), series.changes[-1]
         text = f"{name} became {'worse' if last.worse else 'better'}"
-        findings.append(Finding(text, str(last), f"run {one.command}" if one.command else ""))
+        findings.append(Finding(text, str(last), f"run {series.command}" if series.command else ""))
     return findings

@@ -162,7 +162,7 @@ def pick_fastest(lines: pd.DataFrame, column: str) -> pd.Series:
         column: Name of the column with the times, ms.
     """
     is_slower = [
-        any(one.compare_to(ONE) is Order.BELOW for one in over) for over in lines["speed_up_over"]
+        any(gain.compare_to(ONE) is Order.BELOW for gain in over) for over in lines["speed_up_over"]
     ]
     return lines.assign(is_slower=is_slower).sort_values(["is_slower", column]).iloc[0]
 
@@ -185,7 +185,9 @@ def find_fastest(
     best, lines = pick_fastest(lines, column), lines.sort_values(column, kind="stable")
     if best["is_slower"]:
         return []
-    ties = [one.name for one in best["speed_up_over"] if one.compare_to(ONE) is Order.NO_DIFFERENCE]
+    ties = [
+        gain.name for gain in best["speed_up_over"] if gain.compare_to(ONE) is Order.NO_DIFFERENCE
+    ]
     tied = lines[lines[name].isin([best[name], *ties])]
     evidence = join_words(format_ms(line, column) for _, line in tied.iterrows())
     text, next_step, among = f"{best[name]} is the fastest {kind} {where}", "", lines

@@ -37,7 +37,8 @@ _LABELED = alt.condition("datum.label", alt.value(1), alt.value(0))
 def hues(names: Iterable[Any]) -> dict[Any, str]:
     """Return a color for each of the first four names, and gray for all further names."""
     return {
-        name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(dict.fromkeys(names), 1)
+        name: f"c{index}" if index <= 4 else "rest"
+        for index, name in enumerate(dict.fromkeys(names), 1)
     }
 
 

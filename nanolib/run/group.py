@@ -126,7 +126,11 @@ def measure_group(
                     add(case_id, row)
                 advance(case_id, rows[case_id])
     except DeviceLost:
-        return {at: outcome for at, outcome in outcomes.items() if "device_lost" in outcome.details}
+        return {
+            case_id: outcome
+            for case_id, outcome in outcomes.items()
+            if "device_lost" in outcome.details
+        }
     return outcomes
 
 
@@ -197,9 +201,9 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     outcomes, times, paces = {}, defaultdict(dict), _pace_ms(cases[0].device)
     for case in cases:
         outcome = outcomes[case.case_id] = measure(case)
-        for at, row in enumerate(outcome.rows):
+        for index, row in enumerate(outcome.rows):
             if row.metric == "latency":
-                row = outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
+                row = outcome.rows[index] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
                 if row.low:
                     times[case.case_id][row.scope] = row
         paces += _pace_ms(case.device)
@@ -257,7 +261,7 @@ def run_in_process(
     Raises:
         Canceled: `stop` was set.
     """
-    began, at, outcomes = time.perf_counter(), cases[0].case_id, defaultdict(Outcome)
+    began, case_id, outcomes = time.perf_counter(), cases[0].case_id, defaultdict(Outcome)
     try:
         for sent in call_in_process(
             _serve,
@@ -269,16 +273,16 @@ def run_in_process(
         ):
             if isinstance(sent, dict):
                 return sent
-            at, *rows = sent
-            outcomes[at].rows += rows
+            case_id, *rows = sent
+            outcomes[case_id].rows += rows
     except Late:
-        outcomes[at].mark_timed_out(params.case_timeout_s)
+        outcomes[case_id].mark_timed_out(params.case_timeout_s)
     except Died as error:
-        outcomes[at].status, outcomes[at].message = Status.ERROR, str(error)
+        outcomes[case_id].status, outcomes[case_id].message = Status.ERROR, str(error)
     if stop.is_set():
         raise Canceled
-    outcomes[at].seconds = time.perf_counter() - began
-    return {at: outcomes[at]}
+    outcomes[case_id].seconds = time.perf_counter() - began
+    return {case_id: outcomes[case_id]}
 
 
 def _serve(send: Callable[[Any], None], cases: Sequence[Case], params: Params, ceilings: Ceilings):

@@ -89,13 +89,13 @@ class StackMemory:
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        at: Function that maps a number of blocks to the `Step` of a model without data.
+        make_step: Function that maps a number of blocks to the `Step` of a model without data.
     """
 
-    def __init__(self, depth: int, at: Callable[[int], Any]):
+    def __init__(self, depth: int, make_step: Callable[[int], Any]):
         lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
         self._more = depth - _LOW
-        self._stacks = [_followed_calls(at(low), low) for low in lows]
+        self._stacks = [_followed_calls(make_step(low), low) for low in lows]
 
     def breakdowns(self, batch: int) -> dict[str, list[MemoryBreakdown]]:
         """Return the memory breakdown at the peak of each section, by scope of the call.

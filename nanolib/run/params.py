@@ -60,7 +60,7 @@ class Params(StrictModel):
         # A repeated value would give the same case again.
         if not isinstance(value, list):
             return value
-        return [item for at, item in enumerate(value) if item not in value[:at]]
+        return [item for index, item in enumerate(value) if item not in value[:index]]
 
     @pydantic.field_validator("device")
     @classmethod

@@ -110,9 +110,9 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
         if row.details.get("others_share") is not None
         or row.details.get("clean_rounds") is not None
     }
-    for at, row in enumerate(outcome.rows):
+    for index, row in enumerate(outcome.rows):
         is_timed = METRICS[row.metric].is_timed and row.estimate is not None
         if is_timed and row.provenance != Provenance.REPLAYED:
             flags = (*row.flags, *own.get(row.scope, load.flags))
-            outcome.rows[at] = replace(row, flags=tuple(dict.fromkeys(flags)))
+            outcome.rows[index] = replace(row, flags=tuple(dict.fromkeys(flags)))
     outcome.details, outcome.flags = outcome.details | load.details(), load.flags

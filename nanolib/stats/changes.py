@@ -87,9 +87,9 @@ def _beyond_local_noise(
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
-            _gain(smooth[before:at], smooth[at:after])
-            / _noise_near(at, logs - levels, uncertainty) ** 2
-            for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False)
+            _gain(smooth[before:bound], smooth[bound:after])
+            / _noise_near(bound, logs - levels, uncertainty) ** 2
+            for before, bound, after in zip(bounds, bounds[1:], bounds[2:], strict=False)
         ]
         weakest = int(np.argmin(gains))
         if gains[weakest] >= PENALTY * math.log(len(logs)):
@@ -104,14 +104,14 @@ def _gain(before: np.ndarray, after: np.ndarray) -> float:
     return share * float(after.mean() - before.mean()) ** 2
 
 
-def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
+def _noise_near(bound: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
     """Return the noise of the runs before a change or after the change, whichever is larger.
 
     The function reads a window of eight runs on each side. If fewer runs follow or precede the
     change, the window extends across the change.
     """
     last = max(0, len(residuals) - _NEAR)
-    starts = (max(0, at - _NEAR), min(at, last))
+    starts = (max(0, bound - _NEAR), min(bound, last))
     return max(_history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 

@@ -54,10 +54,10 @@ class Reader(Connection):
         """
         frame = self.read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
         limit = days_ago(self.connection, 7)
-        for at, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
+        for index, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
             is_alive = alive(run["process"])
             if is_alive is False or (is_alive is None and run["started"] < limit):
-                frame.loc[at, "status"] = RunStatus.INTERRUPTED.value
+                frame.loc[index, "status"] = RunStatus.INTERRUPTED.value
         return frame
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:

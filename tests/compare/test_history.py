@@ -106,7 +106,7 @@ def test_an_interval_counts_by_its_relative_width():
     for share, places in ((0.99, [5]), (1.01, [])):
         ends = {"low": values * (1 - share * reach), "high": values * (1 + share * reach)}
         points = _history("", values).points.assign(**ends, git_revision=list("abcdefghij"))
-        assert [change.at for change in find_steps(points, "latency")] == places
+        assert [change.index for change in find_steps(points, "latency")] == places
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_change_is_named_with_the_revisions_around_it(store, nano):
         store.add(_run(index, {12: 16.0}.get(index, 10.0 if index < 6 else 12.0)))
     (history,) = _histories(store)
     (change,) = history.changes
-    assert (change.at, change.before, change.after, change.worse) == (6, "rev5", "rev6", True)
+    assert (change.index, change.before, change.after, change.worse) == (6, "rev5", "rev6", True)
     assert change.ratio == pytest.approx(1.2, rel=0.01)
     ended = nano("latency")
     assert ended.exit_code == 0

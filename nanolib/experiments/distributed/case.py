@@ -132,8 +132,8 @@ class ShardedCase(RanksCase):
 
     def plan(self) -> Plan:
         """Plan the peak memory of all ranks that share this device."""
-        one, sharing = self.rank_plan(), 1 if self.algorithm in WHOLE else self.sharing
-        return Plan({scope: peak * sharing for scope, peak in one.peaks.items()}, one.reason)
+        plan, sharing = self.rank_plan(), 1 if self.algorithm in WHOLE else self.sharing
+        return Plan({scope: peak * sharing for scope, peak in plan.peaks.items()}, plan.reason)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the peak memory of a rank in MiB, the communication steps and the sent bytes."""

@@ -162,8 +162,8 @@ class Launch:
     def _rounds(self) -> list[Round]:
         busy = np.any([answer["busy"] for answer in self.answers], axis=0)
         return [
-            Round({scope: ms[at : at + 1] for scope, ms in self._ms.items()}, bool(is_busy))
-            for at, is_busy in enumerate(busy)
+            Round({scope: ms[index : index + 1] for scope, ms in self._ms.items()}, bool(is_busy))
+            for index, is_busy in enumerate(busy)
         ]
 
     def rows(self, case) -> Measurements:
@@ -182,13 +182,13 @@ class Launch:
         found = [answer["found"][name] for answer in self.answers]
         yield exact(
             "peak_memory",
-            max(one["peak"] for one in found) / MIB,
+            max(share["peak"] for share in found) / MIB,
             scope=scope,
             method=f"{found[0]['method']}, largest rank",
             predicted=case.predict().get("peak_memory"),
         )
         if "error" in found[0]:
-            error = max(one["error"] for one in found)
+            error = max(share["error"] for share in found)
             yield Measurement("relative_error", error, n=len(found), method="float64", scope=scope)
         if traffic is None:
             return

@@ -173,12 +173,12 @@ def record_calls(case) -> StackMemory:
     if case.case_id not in _STACKS:
         layers, depth = blocks_of(case)
 
-        def at(depth: int) -> Step:
+        def make_step(depth: int) -> Step:
             overrides = case.overrides | ({layers: depth} if layers else {})
             return replace(case, overrides=overrides).step()
 
         with without_data(case.is_own_model):
-            _STACKS[case.case_id] = StackMemory(depth, at)
+            _STACKS[case.case_id] = StackMemory(depth, make_step)
     return _STACKS[case.case_id]
 
 

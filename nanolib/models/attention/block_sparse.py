@@ -106,10 +106,10 @@ def _over_heads(
         return
     inference = torch.is_inference_mode_enabled()
 
-    def share(at: int):
+    def share(index: int):
         torch.set_num_threads(cores // threads)  # The setting affects only this thread.
         with torch.inference_mode(inference), torch.no_grad():
-            run(count * at // threads, count * (at + 1) // threads)
+            run(count * index // threads, count * (index + 1) // threads)
 
     try:
         list(_pool(threads).map(share, range(threads)))
@@ -141,8 +141,8 @@ def _calls(
         return
     for head in range(first * group, last * group):
         b, h = divmod(head, q.shape[1])
-        at, plan = h // group, mask.plans[head % len(mask.plans)]
-        yield b, slice(h, h + 1), slice(at, at + 1), plan
+        kv_head, plan = h // group, mask.plans[head % len(mask.plans)]
+        yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), plan
 
 
 def _schedule(plan: Plan, q: Tensor, kv_len: int) -> block_loops.Schedule:

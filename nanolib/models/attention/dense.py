@@ -166,13 +166,13 @@ def _skip_parent():
 def flash_attn_version(version: Version = "auto") -> int | None:
     """Return the version that nanolib uses, or None if none can be imported."""
     wanted = _MODULES if version == "auto" else (version,)
-    return next((one for one in wanted if _import_version(one)[0]), None)
+    return next((number for number in wanted if _import_version(number)[0]), None)
 
 
 def missing_flash_attn(version: Version = "auto") -> str:
     """Return why a version cannot be imported, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
-    errors = "; ".join(f"version {one}: {_import_version(one)[1]}" for one in wanted)
+    errors = "; ".join(f"version {number}: {_import_version(number)[1]}" for number in wanted)
     return (
         f"flash_attn, which cannot be imported ({errors}); "
         'on a machine with CUDA: pip install -e ".[cuda]"'

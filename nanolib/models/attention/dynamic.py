@@ -137,9 +137,9 @@ class Choice:
         sizes = (cells.q_len, cells.kv_len, cells.block_size, cells.key_size)
 
         def find(head: tuple[int, int], start: int, *_: int) -> tuple[np.ndarray, int]:
-            at = (*head, start // cells.block_size)
-            kept = some[at].nonzero()[0]
-            return kept, int(np.append(whole[at][kept], False).argmin()) * cells.key_size
+            cell = (*head, start // cells.block_size)
+            kept = some[cell].nonzero()[0]
+            return kept, int(np.append(whole[cell][kept], False).argmin()) * cells.key_size
 
         heads = np.ndindex(chosen.shape[:2])
         plans = [make_plan(keeps, head, find, cells.causal, *sizes) for head in heads]

@@ -140,11 +140,11 @@ def _blocks(
 
 def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
     """Yield the place of each piece in its rank's tensors, except of empty pieces."""
-    at = 0
+    offset = 0
     for start, stop in pieces:
         if start < stop:
-            yield slice(at, at + stop - start), (start, stop)
-        at += stop - start
+            yield slice(offset, offset + stop - start), (start, stop)
+        offset += stop - start
 
 
 def ulysses_attention(
