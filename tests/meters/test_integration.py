@@ -59,6 +59,11 @@ def test_a_window_in_which_the_counter_jumps_is_refused_and_those_around_it_are_
         assert count(_T, joules, start, end).estimate == pytest.approx(10 * (end - start))
 
 
+def test_a_counter_that_lags_is_read_until_the_lag_is_over():
+    with pytest.raises(BadInput, match="reaches beyond the samples"):
+        count(range(4), range(4), 1, 2.5, lag_s=1.0)
+
+
 def test_the_smallest_step_of_a_counter_widens_the_bounds():
     assert tuple(count(range(5), [0.0, 0.5, 1.0, 1.5, 2.0], 1, 3)) == (0.5, 1.0, 1.5)
 

@@ -44,6 +44,13 @@ def _load(ours=0.0, quotas=(), idle=0.0, stolen=0.0, used=0.0):
             0.3,
             ["a hypervisor takes 30% of the CPU time (steal)"],
         ),
+        (
+            {"used": 1, "stolen": 3, "idle": 96},
+            1,
+            0,
+            0.03,
+            ["a hypervisor takes 3% of the CPU time (steal)"],
+        ),
         ({"used": 2, "idle": 8}, 1, 0.1, 0, []),  # a tenth, and a fiftieth, do not disturb
         ({"used": 1, "stolen": 1, "idle": 48}, 1, 0, 0.02, []),
         ({"used": 1, "idle": 9}, 5, 0, 0, []),  # of more than was counted nothing is left
