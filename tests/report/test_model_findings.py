@@ -20,7 +20,7 @@ TINY = "tiny (dense, float32), batch 3, 64 tokens"
          "1 warm-up step is enough for forward + backward: 5 processes need 1, 1, 1, 1, 1 steps"),
         ([1, None, 1, 1, None], 1.0,
          "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never "
-         "settles. Steps of the other processes: 1, 1, 1. Next: increase curve_steps"),
+         "settles. Warm-up steps of the other processes: 1, 1, 1. Next: increase curve_steps"),
         ([0] * 5, 1.04,
          "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a"),
         ([0] * 5, 1.06,

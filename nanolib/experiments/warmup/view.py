@@ -127,7 +127,7 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
     if unclear := count - len(needed):
         text = f"The warm-up of {direction} is unclear in {unclear} of {count} fresh processes"
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
-        why += f". Steps of the other processes: {each}" if each else ""
+        why += f". Warm-up steps of the other processes: {each}" if each else ""
         return Finding(text, why, "increase curve_steps, or use an idle machine")
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
     most, next_step = int(needed.max()), ""
