@@ -66,6 +66,7 @@ def test_a_counter_that_lags_is_read_until_the_lag_is_over():
 
 def test_the_smallest_step_of_a_counter_widens_the_bounds():
     assert tuple(count(range(5), [0.0, 0.5, 1.0, 1.5, 2.0], 1, 3)) == (0.5, 1.0, 1.5)
+    assert tuple(count(range(5), [2.0] * 5, 1, 3)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("period_s", "seconds"), [(0.001, 0.02), (0.1, 1.0)])

@@ -115,9 +115,9 @@ def test_a_warm_up_that_is_no_outlier_is_cut_and_what_never_settles_is_kept_whol
 
 
 def test_a_cut_within_a_block_takes_all_of_it():
-    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=7))
-    assert row.details["warmup_cut"] == 9 and row.n == 7 and row.estimate == 20
-    assert len(row.samples) == 30 and row.details["mean"] == np.arange(10, 31).mean()
+    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=10))
+    assert row.details["warmup_cut"] == 12 and row.n == 6 and row.estimate == 21.5
+    assert len(row.samples) == 30 and row.details["mean"] == np.arange(13, 31).mean()
 
 
 def test_a_cut_that_leaves_too_few_blocks_for_an_interval_is_not_made():
