@@ -40,8 +40,7 @@ class Table:
 
     Args:
         frame: Table of text, for example from `tables.readable`.
-        lengths: Sequence length of each line as text, or an empty text for no length. The report
-            page filters lines by these lengths.
+        links: Values that the report page filters the lines by, with a column per filter.
 
     Example:
         >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # A notebook shows HTML.
@@ -49,17 +48,22 @@ class Table:
          dense 1.5
     """
 
-    def __init__(self, frame: pd.DataFrame, lengths: Iterable[str] = ()):
+    def __init__(self, frame: pd.DataFrame, links: pd.DataFrame | None = None):
         self.frame = frame
-        self.lengths = [*lengths] or [""] * len(frame)
+        self.links = pd.DataFrame(index=frame.index) if links is None else links
 
     def _repr_html_(self) -> str:
         if self.frame.empty:
             return f"<p>{_EMPTY}</p>"
         sides = [_side(self.frame[name].astype(str)) for name in self.frame]
         rows = [_row("th", sides, self.frame.columns)]
-        for line, length in zip(self.frame.to_numpy(), self.lengths, strict=True):
-            rows.append(_row("td", sides, line, f" data-n={length}" if length else ""))
+        for line, links in zip(self.frame.to_numpy(), self.links.to_dict("records"), strict=True):
+            about = (
+                f' data-{name}="{escape(str(value).removesuffix(".0"))}"'
+                for name, value in links.items()
+                if pd.notna(value)
+            )
+            rows.append(_row("td", sides, line, "".join(about)))
         look = 'style="overflow-x: auto" tabindex="0" role="region" aria-label="Table"'
         return f"<div {look}><table>{''.join(rows)}</table></div>"
 

@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 from altair.utils import schemapi
 
@@ -14,6 +16,7 @@ from nanolib.paths import make_folder
 from nanolib.report import display, overview
 from nanolib.report.display import Lines, Table
 from nanolib.report.finding import Finding
+from nanolib.report.plot import links
 from nanolib.report.regressions import changes
 from nanolib.report.section import MOST_CHARTS, Part, Section
 from nanolib.report.tables import csv_text, markdown_table, markdown_text
@@ -23,6 +26,9 @@ from nanolib.store.export import json_text
 from nanolib.store.query import SHOWN_CASES
 
 _PAGE = Path(__file__).with_name("page.html.jinja")
+# Each further run and each further list of findings makes the page slower and larger.
+_MOST_EXTRA_RUNS = 6
+_MOST_PICKS = 24
 
 
 def build(
@@ -35,11 +41,12 @@ def build(
 ) -> Path:
     """Write the report of some runs.
 
-    The page shows the results of all machines. All files except the page show each experiment on
-    the machine of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a
-    picture as PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md`
-    contain the main table, and `NAME_profile.json` contains the runs, measurements and findings.
-    Every further table becomes a CSV file and a Markdown file too.
+    The page shows the results of all machines, and of each of the newest runs. All files except the
+    page show each experiment on the machine of its newest run. `profiling_report.md` is the report
+    in Markdown. Each chart has a picture as PNG and as SVG. For each experiment NAME,
+    `NAME_summary.csv` and `NAME_summary.md` contain the main table, and `NAME_profile.json`
+    contains the runs, measurements and findings. Every further table becomes a CSV file and a
+    Markdown file too.
 
     Args:
         store: Store with the runs.
@@ -59,7 +66,7 @@ def build(
         specs = {}
         for part in parts:
             specs |= {name: chart.to_dict(validate=False) for name, chart in part.charts.items()}
-    newest = [part for part in parts if part.newest]
+    newest = [part for part in parts if not part.needs]
     for part in newest:
         if part.machine:
             own = (rows["experiment"] == part.name) & (rows["machine_id"] == part.machine)
@@ -79,11 +86,23 @@ def _parts(
     runs: pd.DataFrame,
     hardware: pd.DataFrame,
 ) -> Iterator[Part]:
-    """Yield a part per section and machine, newest results first, and then the summaries."""
+    """Yield a part per section and machine, newest results first, and then the summaries.
+
+    The part of a machine has the newest measurement of each case. If these are from several runs,
+    each of the newest runs has an extra part with all its own results.
+    """
+    most = max(1, _MOST_EXTRA_RUNS // max(1, runs["experiment"].nunique()))
     for section in sections:
         own = runs[runs["experiment"] == section.experiment]
-        for index, machine in enumerate(own["machine_id"][::-1].unique()):
-            yield _answer(section, machine, index == 0, rows[rows["machine_id"] == machine])
+        parts = []
+        for machine in own["machine_id"][::-1].unique():
+            found = rows[rows["machine_id"] == machine]
+            parts.append(_answer(section, machine, "machine" if parts else "", found))
+        yield from parts
+        others = own[~own["run_id"].isin([part.run for part in parts])].tail(most)
+        for run in others.itertuples():
+            found = store.measurements([run.run_id], samples=True, newest=SHOWN_CASES)
+            yield _answer(section, run.machine_id, "run", found)
     yield changes(store, runs)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
     failed = overview.failures(rows)
@@ -94,34 +113,58 @@ def _parts(
         tables={"What failed": (failed, failed)},
     )
     facts = overview.run_facts(runs)
-    yield Part("runs", "Runs and machines", tables={"Runs": (facts, facts)})
+    yield Part("runs", "Runs and machines", tables={"Runs": (runs, facts)})
 
 
-def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
-    """Return the part of a section from the rows of one machine."""
-    ending = "" if newest else f"-{machine[:6]}"
+def _answer(section: Section, machine: str, needs: str, rows: pd.DataFrame) -> Part:
+    """Return the part of a section from the rows of one machine, or of one run."""
+    own = overview.of_experiment(rows, section.experiment)
+    runs = own["run_id"].unique()
+    run = runs[0] if len(runs) == 1 else ""
+    ending = f"-{run[:8] if needs == 'run' else machine[:6]}" if needs else ""
+    verdict = section.verdict(rows)
     return Part(
         section.experiment + ending,
         section.question,
-        section.verdict(rows),
+        verdict,
         {name + ending: draw(rows) for name, draw in section.charts.items()},
         {title: (table.of(rows), table.readable(rows)) for title, table in section.tables.items()},
         machine,
-        newest,
-        dict(_by_length(section, rows)),
+        run,
+        needs,
+        dict(_by_pick(section, own, verdict, 1 if needs == "run" else _MOST_PICKS)),
     )
 
 
-def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list[Finding]]]:
-    """Yield each sequence length with its findings, if there are several sequence lengths."""
-    own = overview.of_experiment(rows, section.experiment)
-    seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
-    lengths = seq_lens.dropna().unique()
-    for length in lengths if len(lengths) > 1 else ():
-        findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
-        # Other cases, such as a small decoder, have lengths at which nothing answers the question.
-        if findings and (findings[0].compared or findings[0].figures):
-            yield f"{length:.0f}", findings
+def _by_pick(
+    section: Section, rows: pd.DataFrame, verdict: list[Finding], most: int
+) -> Iterator[tuple[tuple[str, str], list[Finding]]]:
+    """Yield each pair of a model and a sequence length of a case, with the findings about it.
+
+    A pair also chooses the rows without a model or a length, such as peak rates. An empty text
+    chooses all models or lengths.
+
+    Args:
+        section: Section that finds something in the rows.
+        rows: Measurements of the section's experiment.
+        verdict: Findings from all rows.
+        most: Largest number of different lists of findings. Further pairs have no findings.
+    """
+    known = rows.reindex(columns=["factor.preset", "factor.seq_len"]).astype(object).fillna("")
+    known = known.map(lambda value: str(value).removesuffix(".0")).to_numpy()
+    pairs = [("", "")]
+    for model, n in known:
+        pairs += product(("", model), ("", n))
+    found = {}  # Chosen rows as bytes → findings.
+    for pair in dict.fromkeys(pairs):
+        chosen = ((known == pair) | (known == "") | (np.array(pair) == "")).all(axis=1)
+        key = chosen.tobytes()
+        if found and key not in found:
+            findings = section.verdict(rows[chosen]) if len(found) < most else []
+            # Other cases, such as a small decoder, do not answer the question.
+            answers = any(finding.compared or finding.figures for finding in findings[:1])
+            found[key] = findings if answers else []
+        yield pair, found.setdefault(key, verdict)
 
 
 def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path):
@@ -148,10 +191,10 @@ def _markdown(parts: list[Part]) -> str:
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """Return a table for people, without empty columns, with the sequence length of each line."""
+    """Return a table for people, without empty columns, that the lists of the page filter."""
     filled = ~readable.isin(["", "—"]).all()
-    lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
-    return Table(readable.loc[:, filled], lengths.map("{:.0f}".format).replace("nan", ""))
+    found = pd.DataFrame(links(whole), whole.index).rename(columns=lambda name: name[5:])
+    return Table(readable.loc[:, filled], found)
 
 
 def _web_page(
@@ -174,7 +217,9 @@ def _web_page(
     names = (name for names in shown.values() for name in names)
     drawn = {name: specs[name] for name in names if "usermeta" not in specs[name]}
     machines = hardware.reindex(columns=["Machine", "CPU", "GPU"]).itertuples(index=False)
-    lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
+    own = [part.run for part in parts]
+    pairs = sorted({pair for part in parts for pair in part.findings})
+    lengths = sorted({int(n) for _, n in pairs if n})
     data = json.dumps(drawn, separators=(",", ":"))
     template = jinja2.Template(
         _PAGE.read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
@@ -184,11 +229,27 @@ def _web_page(
         specs=specs,
         shown=shown,
         drawn=drawn,
-        runs=len(runs),
         count=len(rows),
         most_cases=SHOWN_CASES,
-        machines={one: f"{cpu}, {gpu} ({one[:6]})" for one, cpu, gpu in machines},
-        lengths={n: f"{n:,}" for n in lengths},
+        total=len(runs),
+        lists={
+            "machine": (
+                "Machine",
+                "newest run of each question",
+                {machine: f"{cpu}, {gpu} ({machine[:6]})" for machine, cpu, gpu in machines},
+            ),
+            "run": (
+                "Run",
+                "newest measurement of each case",
+                {
+                    run.run_id: f"{run.experiment}, {run.label or run.run_id[:8]}, "
+                    f"{run.started:.16}"
+                    for run in runs[runs["run_id"].isin(own)][::-1].itertuples()
+                },
+            ),
+            "model": ("Model", "all", {model: model for model, _ in pairs if model}),
+            "n": ("Sequence length", "all", {n: f"{n:,}" for n in lengths}),
+        },
         lines=Lines,
         table=_table,
         libraries=display.javascript().replace("</script", "<\\/script"),

@@ -277,12 +277,14 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     return data, [_layer("bar", along, stroke=COLOURS["paper"], strokeWidth=1), words]
 
 
-# Measurements and tables have different names for the column of sequence lengths.
+# The columns of measurements and tables that the report page filters by.
 _LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
+_LINKS |= {"factor.name": "link_model", "name": "link_model", "model": "link_model"}
+_LINKS |= {"machine_id": "link_machine", "Machine": "link_machine"}
 
 
 def links(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return run IDs as `link_run` and sequence lengths as `link_n`, which the page filters by.
+    """Return machines, runs, names and sequence lengths as the columns that the page filters by.
 
     Args:
         frame: Measurements, or a table of cases.

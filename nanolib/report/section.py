@@ -76,12 +76,15 @@ class Part:
     Attributes:
         name: Unique name of the part.
         title: Heading of the part.
-        verdict: Findings over all sequence lengths.
+        verdict: Findings over all models and sequence lengths.
         charts: Maps a file name to a chart.
         tables: Maps a title to the table with all columns, and to the same table for people.
         machine: ID of the machine that the part is about, or empty for all machines.
-        newest: Whether the experiment's newest run is from `machine`.
-        by_length: Maps a sequence length to the findings of only that length.
+        run: ID of the run if all results are from one run, otherwise empty.
+        needs: List of the page, `machine` or `run`. The page hides the part until the reader picks
+            from this list, or picks the run.
+        findings: Maps a model and a sequence length to the findings that are true for them. An
+            empty text stands for all models or lengths.
     """
 
     name: str
@@ -90,10 +93,6 @@ class Part:
     charts: Mapping[str, Drawing] = field(default_factory=dict)
     tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
     machine: str = ""
-    newest: bool = True
-    by_length: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
-
-    @property
-    def findings(self) -> dict[str, Sequence[Finding]]:
-        """Findings by sequence length as text. An empty string is the key of `verdict`."""
-        return {"": self.verdict, **self.by_length}
+    run: str = ""
+    needs: str = ""
+    findings: Mapping[tuple[str, str], list[Finding]] = field(default_factory=dict)

@@ -11,6 +11,9 @@ import pandas as pd
 
 from nanolib.measurement import printable
 
+# The curves of a long warm-up have more than the 5,000 points that Altair accepts by default.
+alt.data_transformers.disable_max_rows()
+
 Drawing = alt.TopLevelMixin  # One chart, or several charts next to each other.
 Chart = Callable[[pd.DataFrame], Drawing]  # Function that draws a chart of measurements.
 

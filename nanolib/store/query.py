@@ -154,14 +154,16 @@ class Reader(Connection):
         Args:
             run_ids: IDs of the runs.
         """
+        # The outer query does not sort, so it compares the cases of few runs.
         query = (
-            "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
+            "SELECT run_id FROM (SELECT before.run_id, runs.run_id AS after"
+            " FROM runs before JOIN runs USING (experiment, suite, machine_id)"
             " WHERE runs.run_id = ? AND before.status = 'done'"
             " AND (before.started, before.rowid) < (runs.started, runs.rowid)"
-            " AND EXISTS (SELECT case_id FROM measurements WHERE run_id = before.run_id"
+            " ORDER BY before.started DESC, before.rowid DESC LIMIT -1) AS earlier"
+            " WHERE EXISTS (SELECT case_id FROM measurements WHERE run_id = earlier.run_id"
             " AND json_extract(factors, '$.ceiling') IS NULL"
-            " INTERSECT SELECT case_id FROM measurements WHERE run_id = runs.run_id)"
-            " ORDER BY before.started DESC, before.rowid DESC LIMIT 1"
+            " INTERSECT SELECT case_id FROM measurements WHERE run_id = after) LIMIT 1"
         )
         found = (self.connection.execute(query, (run_id,)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))

@@ -13,7 +13,7 @@ from nanolib.report import page
 from nanolib.store import Store
 from tests.browser.conftest import watching
 from tests.features import results
-from tests.report.rows import OTHER, elsewhere
+from tests.report.rows import OTHER, earlier, elsewhere
 from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow
@@ -24,15 +24,17 @@ READY = "body[data-ready=yes]"
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A quick run of each notebook on one machine, and a stored one of attention of another."""
+    """A quick run of each notebook, an earlier one of some, and attention of another machine."""
     folder = tmp_path_factory.mktemp("whole")
     shutil.copy(REFERENCE, folder / "results.sqlite")
-    other = results(folder)
-    elsewhere(other)
     with Store(folder / "results.sqlite") as store:
         ids = store.resolve("all")
-        store.merge(other)
-        ids = [*dict.fromkeys([*ids, *store.resolve("attention")])]
+        for change in (elsewhere, earlier):
+            other = results(folder)
+            change(other)
+            store.merge(other)
+        earlier_models = [run for run in store.resolve("model") if run.startswith("eeee")]
+        ids = [*dict.fromkeys([*store.resolve("attention"), *earlier_models, *ids])]
         return page.build(store, ids, folder / "report", SECTIONS, pictures=False)
 
 
@@ -52,9 +54,28 @@ def still(drawn):
     drawn.page.mouse.move(0, 0)
 
 
-def _pick(page, option):
-    page.locator("#length").select_option(option)
+def _pick(page, **choice):
+    for name in ("machine", "run", "model", "n"):
+        page.locator(f"select[name={name}]").select_option(choice.get(name, ""))
     page.evaluate("follow()")  # the same choice again, which ends when all is drawn
+
+
+def _options(page, name):
+    options = page.locator(f"select[name={name}] option")
+    return options.evaluate_all("some => some.map(one => one.value)")[1:]
+
+
+def _found(page):
+    """What is left: of cards and lines what they are of, and how many points and bars."""
+    return page.evaluate(
+        """() => ({
+            cards: all('.card:not([hidden])').map(one => one.hash.slice(1).split('-')[0]),
+            texts: all('.card:not([hidden]) [data-only]:not([hidden])').map(one => one.innerText),
+            lines: all('section:not([hidden]) tr:not([hidden])').map(one => ({...one.dataset})),
+            drawn: all('section:not([hidden]) .role-mark path').filter(one =>
+                one.closest('.mark-symbol, .mark-rect')).length,
+        })"""
+    )
 
 
 def test_it_opens_from_the_file_system_and_what_tries_to_break_out_is_shown_as_text(still):
@@ -71,12 +92,10 @@ def test_a_point_tells_its_interval_and_what_it_is_compared_with(still):
 
 
 def test_a_machine_that_is_picked_answers_by_itself(still):
-    machines = still.locator("#machine")
-    options = machines.locator("option").evaluate_all("some => some.map(one => one.value)")
-    assert OTHER in options and len(options) == 3
-    for option in filter(None, options):
-        machines.select_option(option)
-        still.evaluate("follow()")
+    options = _options(still, "machine")
+    assert OTHER in options and len(options) == 2
+    for option in options:
+        _pick(still, machine=option)
         of = still.locator("section:visible, .card:visible").evaluate_all(
             "some => some.map(one => one.dataset.machine).filter(Boolean)"
         )
@@ -85,35 +104,55 @@ def test_a_machine_that_is_picked_answers_by_itself(still):
             "some => some.map(one => one.getBoundingClientRect().width)"
         )
         assert widths and min(widths) > 200  # also of a part that had been hidden
-    machines.select_option("")
+    _pick(still)
 
 
-def test_what_is_picked_every_chart_and_table_follows(still, drawn):
-    lengths = still.locator("#length option").evaluate_all("some => some.map(one => one.value)")
-    assert lengths[0] == "" and len(lengths) > 3
-    points = still.locator("section:visible .mark-symbol.role-mark path")
-    alone, whole = set(), points.count()
-    for length in lengths[1:4]:
-        _pick(still, length)
-        found = still.evaluate(
-            """() => ({
-                rows: all('section:not([hidden]) tr[data-n]:not([hidden])')
-                    .map(row => row.dataset.n),
-                drawn: all('section:not([hidden]) .mark-symbol.role-mark path').length,
-            })"""
-        )
-        assert set(found["rows"]) == {length} or set(found["rows"]) == {length, ""}
-        assert 0 < found["drawn"] < whole
-        cards = still.locator(".card:visible [data-only]:visible").evaluate_all(
-            "some => some.map(one => one.dataset.only)"
-        )
-        assert set(cards) <= {"", length}
-        alone |= {*cards} - {""}
-    assert alone  # a card answers for a length by what was measured there
-    _pick(still, "")
-    assert points.count() == whole
+def test_each_list_filters_cards_charts_and_tables(still, drawn):
+    _pick(still)
+    whole, texts = _found(still), set()
+    assert len(whole["cards"]) == 6
+    assert all(len(_options(still, name)) > 1 for name in ("run", "model", "n"))
+    for name in ("run", "model", "n"):
+        for option in _options(still, name)[:3]:
+            _pick(still, **{name: option})
+            found = _found(still)
+            lines = {line[name].split(" (")[0] for line in found["lines"] if name in line}
+            assert lines == {option}
+            assert 0 < found["drawn"] < whole["drawn"]
+            assert 0 < len(found["cards"]) < 6
+            texts |= {*found["texts"]}
+    assert len(texts - {*whole["texts"], ""}) > 2  # they answer by what was measured there
+    _pick(still)
+    assert _found(still) == whole
     assert still.locator(".card:visible .mini svg.marks").count() >= 3
     assert drawn.complaints == []
+
+
+def test_a_run_shows_all_that_it_measured_even_if_a_newer_run_measured_it_again(still):
+    run = next(run for run in _options(still, "run") if run.startswith("eeee"))
+    _pick(still, run=run)
+    found = _found(still)
+    assert found["cards"] == ["attention"] and found["drawn"] > 20
+    assert "1,024" in found["texts"][0]
+    _pick(still, run=run, machine=OTHER)
+    assert _found(still)["cards"] == []  # the run is of the other machine
+
+
+def test_lists_combine_and_each_sentence_is_about_what_is_left(still):
+    _pick(still, model="small", n="256")
+    found = _found(still)
+    assert found["cards"] == ["model"]
+    assert "small (dense, float32), batch 1, 256 tokens" in found["texts"][0]
+    lines = [line for line in found["lines"] if "model" in line]
+    assert lines and {(line["model"], line["n"]) for line in lines} == {("small", "256")}
+    hidden = still.locator("#changes, #failed, #energy").evaluate_all(
+        "some => some.map(one => one.hidden)"
+    )
+    assert hidden == [True] * 3
+    newest = next(run for run in _options(still, "run") if not run.startswith(("eeee", "ffff")))
+    _pick(still, model="small", n="256", run=newest)
+    assert _found(still)["cards"] == []
+    _pick(still)
 
 
 @pytest.mark.parametrize("width", [390, 1280])

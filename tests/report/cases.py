@@ -90,6 +90,7 @@ DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
 def warmup_process(direction, process, means, needed=2.0, message=""):
     """One fresh process: its curve, where two steps after each number of steps have a mean, ms."""
     factors = {
+        "name": "tiny",
         "direction": direction,
         "process": process,
         "warmup_steps": list(means),

@@ -34,13 +34,28 @@ def elsewhere(file):
         connection.execute("UPDATE runs SET machine_id = ?, label = ?", (OTHER, EVIL))
         failed = "UPDATE measurements SET message = ? WHERE status = 'unsupported'"
         connection.execute(failed, (EVIL * 50,))
-        named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
-        for (table,) in connection.execute(named).fetchall():
-            connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
+        _rename(connection, "ffff")
         slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
         timed = "metric IN ('latency', 'component_time')"
         connection.execute(f"UPDATE measurements SET {slower} WHERE {timed}")
     connection.close()
+
+
+def earlier(file):
+    """The same runs of the year before, in which the model is another."""
+    with sqlite3.connect(file) as connection:
+        connection.execute("PRAGMA foreign_keys = OFF")
+        connection.execute("UPDATE runs SET started = '2020' || substr(started, 5)")
+        other = "factors = replace(factors, 'decoder_nano', 'small'), case_id = run_id || case_id"
+        connection.execute(f"UPDATE measurements SET {other} WHERE factors LIKE '%decoder_nano%'")
+        _rename(connection, "eeee")
+    connection.close()
+
+
+def _rename(connection, start):
+    named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
+    for (table,) in connection.execute(named).fetchall():
+        connection.execute(f"UPDATE {table} SET run_id = ? || substr(run_id, 5)", (start,))
 
 
 # Cases that differ in these factors share a group.

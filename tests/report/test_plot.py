@@ -99,6 +99,12 @@ def test_what_is_not_to_be_relied_on_is_hollow_and_what_is_predicted_dashed():
     assert dashed == ["pred"]
 
 
+def test_a_chart_may_have_more_points_than_altair_accepts_by_default():
+    count = 5001
+    drawn = _chart(x=range(1, count + 1), y=[1.0] * count, series=["one"] * count)
+    assert len(points(drawn, "x")) >= count
+
+
 def test_points_of_two_runs_are_not_joined():
     layers = _chart(series=["one"] * 3, link_run=["a", "a", "b"]).to_dict()["layer"]
     (apart,) = [one["encoding"]["detail"] for one in layers if one["mark"]["type"] == "line"]

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 
 import pandas as pd
 import pytest
@@ -56,4 +57,5 @@ def test_a_section_says_what_became_of_its_cases(failed, section, status):
 
 def test_a_length_of_a_million_tokens_is_written_as_the_list_of_lengths_has_it():
     whole = pd.DataFrame({"seq_len": [1048576.0, math.nan]})
-    assert page._table(whole, pd.DataFrame({"a": ["x", "y"]})).lengths == ["1048576", ""]
+    lines = page._table(whole, pd.DataFrame({"a": ["x", "y"]}))._repr_html_()
+    assert re.findall("<tr[^>]*>", lines)[1:] == ['<tr data-n="1048576">', "<tr>"]

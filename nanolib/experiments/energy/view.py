@@ -201,7 +201,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
         lacking = "no layer was profiled; set profiling to [deep]"
         return empty_chart("Time by operation", explain_empty(rows, "energy", lacking))
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
-    key = ["case", "run_id", "seq_len", "part"]
+    key = ["case", "run_id", "name", "seq_len", "part"]
     total = data.groupby(key, sort=False, as_index=False)["ms"].sum()
     total = total.sort_values("part", key=lambda part: part.map([*_PARTS].index), kind="stable")
     share = total["ms"] / total.groupby("case")["ms"].transform("sum")

@@ -138,7 +138,7 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of the largest parts of each model's largest memory peak.
 
     Returns:
-        Table with the columns `run_id` and `seq_len`, and the columns of `PART_COLUMNS`.
+        Table with the columns `run_id`, `model` and `seq_len`, and the columns of `PART_COLUMNS`.
     """
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).iterrows():
@@ -147,6 +147,7 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
             run_id=row["run_id"],
             seq_len=row["seq_len"],
             name=row["label"],
+            model=row["name"],
             call=call_of(row),
             mib=parts["size"] / MIB,
         )

@@ -22,7 +22,7 @@ from nanolib.report.theme import Drawing
 from nanolib.stats.steady import MOVED
 
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
-_SETTING = ["run_id", "factor.seq_len", "factor.direction", "warmup_steps"]
+_SETTING = ["run_id", "factor.name", "factor.seq_len", "factor.direction", "warmup_steps"]
 
 
 @table_of("warmup", "process")
