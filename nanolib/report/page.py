@@ -243,7 +243,7 @@ def _web_page(
                 "newest measurement of each case",
                 {
                     run.run_id: f"{run.experiment}, {run.label or run.run_id[:8]}, "
-                    f"{run.started:.16}"
+                    f"{run.started[:16].replace('T', ' ')} UTC"
                     for run in runs[runs["run_id"].isin(own)][::-1].itertuples()
                 },
             ),
