@@ -154,7 +154,7 @@ def test_the_last_level_cache_is_all_of_it(tmp_path):
 def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(monkeypatch):
     monkeypatch.setattr(doctor, "resolve_device", lambda _: "cuda:0")
     kinds = ["ceiling float32", "ceiling tf32", "ceiling fp8"]
-    for capability, own in (((9, 0), kinds), ((7, 5), kinds[:1])):
+    for capability, own in (((9, 0), kinds), ((8, 0), kinds[:2]), ((7, 5), kinds[:1])):
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, own=capability: own)
         cases = doctor.cases(doctor.Params(dtypes=["float32"]))
         assert [str(case) for case in cases] == [*own, "ceiling copy"]
