@@ -64,3 +64,16 @@ def test_a_task_brings_back_its_database_notebook_and_log(tmp_path, store, monke
     assert len(store.measurements()) == 2
     assert (tmp_path / "attention.ipynb").read_text() == "executed"
     assert (command.logs / "attention.log").read_text() == "log"
+
+
+def test_a_task_that_failed_gives_the_message_of_its_cause(tmp_path):
+    class TaskError(Exception):
+        cause = OSError("no space left")
+
+    def get(_):
+        raise TaskError("a traceback of many lines")
+
+    ray = SimpleNamespace(get=get, exceptions=SimpleNamespace(RayError=TaskError))
+    end = NotebookResult("attention")
+    on_ray._bring_back(ray, None, end, Command(tmp_path))
+    assert (end.status, end.message) == (RunStatus.FAILED, "no space left")
