@@ -46,6 +46,11 @@ _GIB = 2**30
 
 def _series(step: Callable[[], object], device: Device, warmup: int, trials: int) -> list[float]:
     """Return the times of `trials` single calls after `warmup` calls, ms."""
+    if trials < 1 or warmup < 0:
+        raise BadInput(
+            f"trials, measure_steps: {trials} timed calls after {warmup} warm-up calls are not "
+            "possible; time at least one call, and give no negative number"
+        )
     clock = clock_for(device)
     calls = [CallCheck(step, "func", BadInput), *[step] * (warmup + trials - 1)]
     for call in calls[:warmup]:

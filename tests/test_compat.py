@@ -101,3 +101,15 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
     assert "outliers removed" in removed.method
     outliers = {flag for flag in removed.flags if "outliers" in flag}
     assert outliers == {Flag.OUTLIERS_REMOVED} and Flag.OUTLIERS_SEVERE in kept.flags
+
+
+@pytest.mark.parametrize(("trials", "warmup"), [(0, 5), (3, -1)])
+def test_at_least_one_call_is_timed(trials, warmup):
+    with pytest.raises(BadInput, match=f"{trials} timed calls after {warmup} warm-up calls"):
+        benchmark_with_statistics(int, trials, warmup)
+
+
+def test_a_timer_without_sections_prints_only_the_heading():
+    lines = []
+    compat.Timer().print_stats(lines.append)
+    assert lines[0].split()[:2] == ["name", "calls"]

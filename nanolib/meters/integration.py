@@ -129,6 +129,8 @@ def _valid_readings(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the moments and values of readings that did not fail, and which readings these are."""
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
+    if t.shape != x.shape:
+        raise BadInput(f"t_s: has {t.size} moments for {x.size} values; give one for each value")
     read = ~np.isnan(x)
     known = x[read]
     if len(known) < 2:

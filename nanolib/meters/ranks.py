@@ -87,7 +87,7 @@ class Timer:
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
         """Print a table of the sections, with the number, the sum, the mean and the spread."""
-        width = max(12, *map(len, self.seconds))
+        width = max([12, *map(len, self.seconds)])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
         for name, times in self.seconds.items():

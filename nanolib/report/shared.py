@@ -141,7 +141,7 @@ def compare_speed(
     """Return the text and the evidence of a finding about the speed of a line.
 
     Args:
-        line: Line of a table from `with_speed_ups`.
+        line: Line of a table from `add_speed_ups`.
         what: Name of the line, as in a sentence.
         other: Name of the baseline, as in a sentence.
         column: Name of the column with the speed-up.
@@ -158,7 +158,7 @@ def pick_fastest(lines: pd.DataFrame, column: str) -> pd.Series:
     If a speed-up shows this of every line, the result is the line with the shortest time.
 
     Args:
-        lines: Lines of a table from `with_speed_ups`.
+        lines: Lines of a table from `add_speed_ups`.
         column: Name of the column with the times, ms.
     """
     is_slower = [
@@ -173,7 +173,7 @@ def find_fastest(
     """Return a finding about the fastest of several cases that were timed in turns.
 
     Args:
-        lines: Lines of a table from `with_speed_ups`.
+        lines: Lines of a table from `add_speed_ups`.
         name: Name of the column with the names of the cases.
         column: Name of the column with the times, ms.
         kind: What the cases are, such as `dense kernel`.

@@ -201,7 +201,7 @@ def gains(
     """Compare the speed-ups of a line over its baselines with 1.
 
     Args:
-        line: Line of a table from `with_speed_ups`.
+        line: Line of a table from `add_speed_ups`.
         what: Name of the line for people.
         name: Name of the column with the speed-up.
         among: Names of the baselines to compare with, or None for all baselines.

@@ -111,10 +111,11 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Raises:
         TooFewSamples: n is too small for the confidence.
+        BadInput: A value is not finite, or the confidence is not in (0, 1).
 
     Source: Hodges & Lehmann (1963), and Hollander, Wolfe & Chicken (2014), sections 3.2 and 3.3.
     """
-    x = np.asarray(delta, dtype=float)
+    x = _check_arguments(delta, confidence)
     depth = _quantile(len(x), (1 - confidence) / 2)
     if depth < 1:
         raise TooFewSamples(

@@ -49,10 +49,22 @@ def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
         assert case.runs_code and set(case.formulas()) == {"bytes"} and not case.plan().peaks
 
 
-def test_a_function_that_returns_something_else_is_refused():
-    with pytest.raises(BadInput, match=r"returned NoneType; return shape \[1, 2, 48, 8\]"):
-        case, _ = _case({"kind": "own", "call": "tests.models.inputs:returns_nothing"})
+def _own(name):
+    return _case({"kind": "own", "call": f"tests.models.inputs:{name}"})
+
+
+@pytest.mark.parametrize("name", ["returns_nothing", "returns_float64"])
+def test_a_function_that_returns_something_else_is_refused(name):
+    wanted = r"returned .*; return shape \[1, 2, 48, 8\] in torch.float32"
+    with pytest.raises(BadInput, match=wanted):
+        case, _ = _own(name)
         case.attend(case.inputs(0))
+
+
+def test_outputs_that_are_not_numbers_end_a_case_before_it_is_timed():
+    case, params = _own("returns_nan")
+    with pytest.raises(ValueError, match="infinite values or NaN"):
+        list(timed_alone(case.measure(params, {})))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     [
         ([0, 1], [1, 1], -1, 1, "reaches beyond"),
         ([0, 1], [1, 1], 1, 1, "not after"),
+        ([0, 1, 2], [1, 1], 0, 1, "3 moments for 2 values"),
         ([1, 0], [1, 1], 0, 1, "out of order"),
         ([0, NAN, 2], [1, 1, 1], 0, 2, "a moment is NaN"),
         ([0, 1], [1, NAN], 0, 1, "at least two"),

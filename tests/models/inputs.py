@@ -55,6 +55,19 @@ def returns_nothing(q, k, v, causal):
     """A user's attention that forgets to return its output."""
 
 
+def returns_float64(q, k, v, causal):
+    return q.double()
+
+
+def returns_nan(q, k, v, causal):
+    return q * float("nan")
+
+
+def integers(b, h, q_idx, kv_idx):
+    """A mask of zeros and ones instead of booleans."""
+    return (q_idx >= kv_idx).int()
+
+
 def qkv(batch, heads, kv_heads, q_len, kv_len, head_dim=16, seed=0):
     generator = torch.Generator().manual_seed(seed)
 

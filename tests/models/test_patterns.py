@@ -124,6 +124,7 @@ def _own(name, **more):
     [
         ("document_per_sequence", "uses b, but all sequences share one mask"),
         ("only_the_future", "keeps none of 90 x 90 pairs; return true for the pairs to keep"),
+        ("integers", "returned torch.int32; return booleans"),
     ],
 )
 def test_a_mask_of_ones_own_that_sequences_cannot_share_or_that_is_empty_is_refused(

@@ -85,6 +85,7 @@ def test_the_means_interval_is_students():
         (median_interval, ([1, 2, 3, 4, 5],), "5 samples cannot give a 95% interval"),
         (median_interval, ([1], 0.01), "1 samples"),
         (median_interval, ([1, 2, 3, 4, 5, math.nan],), "a sample is not a finite number"),
+        (hodges_lehmann, ([1, 2, 3, 4, 5, math.nan],), "a sample is not a finite number"),
         (median_interval, (range(9), 0.0), "confidence: must be between 0 and 1, got 0.0"),
         (mean_interval, ([1.0],), r"1 sample\(s\) give no interval"),
         (mean_interval, ([[1, 2, 3], [4, 5, 6]],), "samples: .*give one list of finite numbers"),

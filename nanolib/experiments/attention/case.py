@@ -1,5 +1,6 @@
 """Measure one attention at one shape, and predict its latency and memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -266,5 +267,7 @@ class AttentionCase(Case):
             mask = torch.stack([block_mask.elements(0, head, rows) for head in heads])
         q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))
         error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))
+        if not math.isfinite(error):
+            raise ValueError("the output contains infinite values or NaN; correct the attention")
         method = f"float64 on {len(rows)} queries"
         return exact("relative_error", error, scope="forward", method=method)

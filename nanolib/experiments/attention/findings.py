@@ -109,6 +109,7 @@ _ORDERS = (
     "Dense attention is faster than sparse attention",
 )
 _FASTER, _UNCLEAR, _SLOWER = range(3)
+_MOST_ERROR = 0.1  # Rounding in 16-bit dtypes causes an error of about 0.01.
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
     Order.ABOVE: "increases the loss",
@@ -122,7 +123,9 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return explain_missing(rows, "attention", "Attention")
-    sparse, own, dense = [], [], []
+    wrong = timed[timed["relative_error"] > _MOST_ERROR]
+    timed = timed.drop(wrong.index)
+    sparse, own, dense = [], list(_find_wrong(wrong)), []
     several = timed["run_id"].nunique() > 1  # nanolib never compares timings of different runs.
     for (run_id, batch, dtype), group in timed.groupby(
         ["run_id", "batch_size", "dtype"], sort=False
@@ -146,6 +149,13 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         )
     losses = _compare_losses(quality_table(rows))
     return [*sparse, *own, *losses, *dense, *roofline_words(rows, "attention")]
+
+
+def _find_wrong(lines: pd.DataFrame) -> Iterator[Finding]:
+    """Yield a finding per attention whose output differs from float64. Its times do not count."""
+    for name, errors in lines.groupby("name", sort=False)["relative_error"]:
+        text = f"{name} does not return the output of dense attention under its mask"
+        yield Finding(text, f"the relative error is {errors.max():.2g}", "correct the function")
 
 
 def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:

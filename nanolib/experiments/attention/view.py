@@ -118,7 +118,7 @@ SECTION = Section(
         ),
     },
     {
-        "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),
+        "Time and memory": CaseTable(attention_table, ATTENTION_COLUMNS),
         "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
     },
     verdict,

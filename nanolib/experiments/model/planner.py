@@ -30,6 +30,7 @@ USES = {
 }
 MAX_BATCH = 65_536
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
+_SMALLER = "a smaller --seq-len, a smaller model, or --ranks 2 --batch-size 2"
 _LONGEST = 2**17  # Masks of longer sequences have too many tiles to plan.
 _TEXT_ONLY = (
     "to plan only its text model, use a config.json with the fields of text_config, "
@@ -163,7 +164,7 @@ class Use:
             f"{self.name} needs {format_bytes(peak)}, "
             f"{format_bytes(peak - self.memory)} more than available; "
             f"{kind} are {by_kind[kind] / peak:.0%} of the peak. "
-            f"Next: use {ways[-1] if ways else 'a smaller model, or more ranks (--ranks)'}"
+            f"Next: use {ways[-1] if ways else _SMALLER}"
         )
 
 

@@ -88,7 +88,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Table with a column per factor, the columns in `_COLUMNS`, `flags` and `message`. The
-        function `with_speed_ups` adds columns per scope, such as `decode_speed_up`.
+        function `add_speed_ups` adds columns per scope, such as `decode_speed_up`.
     """
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)

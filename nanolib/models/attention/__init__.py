@@ -49,20 +49,21 @@ class OwnOptions(StrictModel):
 
 
 # nanolib imports your function once, outside the timed calls.
-_imported = functools.cache(functools.partial(import_callable, "attention_options.call"))
+_import_call = functools.cache(functools.partial(import_callable, "attention_options.call"))
 
 
 def _attend_by_own(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: OwnOptions) -> Tensor:
     """Compute attention by your own function `(q, k, v, causal) -> out`.
 
     Raises:
-        BadInput: The function does not exist, or does not return a tensor with the shape of `q`.
+        BadInput: The function does not exist, or returns another shape or dtype than that of `q`.
     """
-    out = _imported(options.call)(q, k, v, causal)
+    out = _import_call(options.call)(q, k, v, causal)
     got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-    if got != list(q.shape):
+    if got != list(q.shape) or out.dtype != q.dtype:
         raise BadInput(
-            f"attention_options.call: {options.call} returned {got}; return shape {list(q.shape)}"
+            f"attention_options.call: {options.call} returned {got}; "
+            f"return shape {list(q.shape)} in {q.dtype}"
         )
     return out
 
@@ -109,6 +110,8 @@ def parse_options(kind: str, options=None):
     model = _options_of(kind)
     if isinstance(options, model):
         return options
+    if options and not isinstance(options, Mapping):
+        raise BadInput(f"options: must map names to values, got {quote(options)}")
     return model(**(options or {}))
 
 

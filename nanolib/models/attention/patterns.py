@@ -21,6 +21,7 @@ import pydantic
 import torch
 
 from nanolib.config import ATTENTION_PATTERNS, Size
+from nanolib.measurement import BadInput
 from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
 from nanolib.models.user import check_function, import_callable
 from nanolib.params import StrictModel
@@ -246,6 +247,11 @@ def import_mask(inputs: PatternInputs) -> MaskMod:
         with on_cpu():
             indices = torch.broadcast_tensors(*map(torch.as_tensor, at))
             kept = torch.as_tensor(mask_mod(*indices))  # A mask may return True for all pairs.
+            if kept.dtype != torch.bool:
+                raise BadInput(
+                    f"attention_options.mask_mod: {inputs.options.mask_mod} returned "
+                    f"{kept.dtype}; return booleans"
+                )
             return kept.expand(indices[0].shape).cpu().numpy()
 
     return mask_mod if inputs.device else keeps

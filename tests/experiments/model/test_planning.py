@@ -123,7 +123,7 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
         assert sum(use["kinds"].values()) == sum(p["bytes"] for p in use["parts"]) == use["bytes"]
     ended = invoked("plan", TINY, "--memory", "1KiB", *SMALL_WORDS.split())
     assert ended.exit_code == 1 and "No use fits" in ended.output
-    assert "Next: use a smaller model" in ended.output
+    assert "Next: use a smaller --seq-len" in ended.output
 
 
 def test_training_is_mixed_unless_a_dtype_is_given():
