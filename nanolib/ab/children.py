@@ -25,7 +25,7 @@ from nanolib.run.process import describe_exit, kill_tree
 # OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
 # long as the process runs. The same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
-ANSWER_S = 900.0  # Time limit for one answer of a process.
+ANSWER_S = 900.0  # Time limit for an answer that is not a block.
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 
 
@@ -69,14 +69,19 @@ class Child(AbstractContextManager):
         with self._report_death():
             self._connection.send_bytes(json.dumps(request).encode())
 
-    def receive(self):
+    def receive(self, limit_s: float = ANSWER_S):
         """Return the answer to a request.
+
+        Args:
+            limit_s: Time limit, s.
 
         Raises:
             VersionDied: The process ended, or did not answer in time.
         """
-        if not self._connection.poll(ANSWER_S):
-            raise VersionDied(self, f"no answer for {ANSWER_S:.0f} s; shrink the case")
+        if not self._connection.poll(limit_s):
+            raise VersionDied(
+                self, f"no answer for {limit_s:.0f} s; shrink the case or raise --budget"
+            )
         with self._report_death():
             return json.loads(self._connection.recv_bytes())
 
@@ -160,7 +165,12 @@ class VersionProcess(Child):
         fork_server: The server that forks this process, or None for a new interpreter.
         bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
             user's environment has priority.
+
+    Attributes:
+        block_s: Time limit for one block, s.
     """
+
+    block_s = ANSWER_S
 
     def __init__(
         self, version: Version, fork_server: ForkServer | None = None, *, bound: bool = False
@@ -190,14 +200,17 @@ class VersionProcess(Child):
         self._signal(signal.SIGCONT)
         super().send(**request)
 
-    def receive(self):
+    def receive(self, limit_s: float = ANSWER_S):
         """Return the answer to a request.
+
+        Args:
+            limit_s: Time limit, s.
 
         Raises:
             BadInput: This version cannot serve the request.
             VersionDied: The process ended, or did not answer in time.
         """
-        answer = super().receive()
+        answer = super().receive(limit_s)
         if "refused" in answer:
             raise BadInput(f"{self.version.title}: {answer['refused']}")
         return answer
@@ -220,7 +233,8 @@ class VersionProcess(Child):
                 exception.
         """
         self.calls = calls
-        answer = self.ask(do="block", calls=calls, keep=keep)
+        self.send(do="block", calls=calls, keep=keep)
+        answer = self.receive(self.block_s)
         self._signal(signal.SIGSTOP)
         if "ms" not in answer:
             raise VersionDied(self, answer["message"], answer["ended"])

@@ -131,7 +131,7 @@ def run_ab(
         a, b = (version.title for version in versions)
         seconds = len(tasks) * share_s
         duration = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-        log(f"A is {a}, B is {b}; {len(tasks)} case(s), at most {duration}")
+        log(f"A is {a}, B is {b}; {len(tasks)} case(s), at most {duration} and start-up")
         agree(seconds)
         with device_lock(tasks[0].device, f"ab {spec.names[0]} {spec.names[1]}", log):
             results = compare_versions(versions, tasks, settings, log)

@@ -116,7 +116,9 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
         begun = time.monotonic()
         sides.renew()
         for result in unfinished:
-            in_step = _run_task(sides.processes or sides.renew(), result, window_s)
+            in_step = _run_task(
+                sides.processes or sides.renew(), result, window_s, settings.budget_s
+            )
             if not in_step:
                 sides.end()
         # The tasks share this time, so a task that ended does not leave its budget to the others.
@@ -158,27 +160,37 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     return bool(blocks)
 
 
-def _run_task(sides: Sequence[VersionProcess], result: TaskResult, window_s: float) -> bool:
+def _run_task(
+    sides: Sequence[VersionProcess], result: TaskResult, window_s: float, budget_s: float
+) -> bool:
     """Run a whole task in both processes, with interleaved timings.
 
     Args:
         sides: The processes of A and B.
         result: Results of the task. This function adds blocks, rows and endings to the results.
         window_s: Time limit for all timings of the task, s.
+        budget_s: Time limit for the task in all processes, s.
 
     Returns:
         Whether both processes can run another task.
     """
     timing = False
+    # Only the first pair of processes checks the budget. Later, one slow call is chance.
+    limit_s = np.inf if result.blocks else budget_s
+    for side in sides:  # A call may hang in both versions, and a busy machine delays answers.
+        side.block_s = 2 + budget_s / 2
     try:
         answers = ask_both(sides, result.task.request)
         while _same_phases(answers) and "timing" in answers[0]:
             if not answers[0]["last"]:
                 window_s /= 2
             timing = True
-            result.add(_interleave(sides, answers[0]["timing"], window_s))
+            result.add(_interleave(sides, answers[0]["timing"], window_s, limit_s))
             timing = False
             answers = ask_both(sides, {"do": "next"})
+    except TimeoutError as error:
+        result.endings = [(Status.TIMEOUT, "too slow"), (Status.TIMEOUT, str(error))]
+        return False
     except VersionDied as death:
         deaths = {death.process: death}
         if timing:  # The other version may fail in the same way.
@@ -220,7 +232,7 @@ def ask_both(sides: Sequence[VersionProcess], request: Request) -> list[dict[str
 
 
 def _interleave(
-    sides: Sequence[VersionProcess], scopes: Sequence[str], window_s: float
+    sides: Sequence[VersionProcess], scopes: Sequence[str], window_s: float, limit_s: float
 ) -> dict[str, Pairs]:
     """Time pairs of blocks until the time limit is reached.
 
@@ -228,15 +240,26 @@ def _interleave(
         sides: The processes of A and B.
         scopes: Names of the phases.
         window_s: Time limit, s.
+        limit_s: Time limit for the fewest calls of a comparison, s.
 
     Returns:
         Block medians of A and B for each scope, ms. If there are several phases, the scope `total`
         contains the medians of their sum.
+
+    Raises:
+        TimeoutError: The fewest calls of a comparison take longer than their time limit.
     """
     warm = time.monotonic() + WARM_UP_S
     # The first call of a process is slow, so the second call decides the size of a block.
-    call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
-    calls = block_calls(max(call_ms, 1e-6))
+    call_ms = [sum(side.time_block(2, keep=False)[-1]) for side in sides]
+    calls = block_calls(max(*call_ms, 1e-6))
+    # A comparison needs two pairs of processes. The time of a call varies by a few percent.
+    needed_s = 2 * (2 + FEWEST_PAIRS * calls) * sum(call_ms) / 1e3
+    if needed_s > limit_s:
+        raise TimeoutError(
+            f"one call takes {max(call_ms) / 1e3:.3g} s, so a comparison needs {needed_s:.0f} s; "
+            f"use --budget {1.1 * needed_s + 1:.0f}s (--total: as long per case) or a smaller case"
+        )
     while time.monotonic() < warm:
         for side in sides:
             side.time_block(calls, keep=False)

@@ -27,7 +27,7 @@ from nanolib.compare.findings import (
     worst_first,
 )
 from nanolib.compare.history import KEY, Repeats, spread_between_runs
-from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
+from nanolib.measurement import METRICS, BadInput, Direction, Flag, Status
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
@@ -116,16 +116,18 @@ def compare_rows(
 def _newest_cases(rows: pd.DataFrame) -> dict[tuple[str, str, str], Figures]:
     """Return the newest run of each case by machine, experiment and case ID.
 
-    The newest run counts even if the run failed. nanolib excludes times that are only modelled.
+    The newest run counts even if the run failed. nanolib excludes times without blocks: modelled
+    times and compile times.
     """
     newest = rows.groupby(CASE_KEY)["run_id"].transform("last")
     cases = defaultdict(dict)
     for row in rows[rows["run_id"] == newest].to_dict("records"):
         case, metric = cases[tuple(row[name] for name in CASE_KEY)], row["metric"]
-        is_modelled_time = metric == "latency" and row["provenance"] == Provenance.MODELLED
+        # These times have at most n = 1 and no samples. A block has both.
+        has_no_blocks = metric == "latency" and row["n"] + len(row["samples"]) < 2
         if metric == "case_duration":
             case[_ENDING] = row
-        elif not (is_modelled_time or math.isnan(row["estimate"])):
+        elif not (has_no_blocks or math.isnan(row["estimate"])):
             case[metric, row["scope"], row["method"]] = row
     return cases
 

@@ -101,7 +101,7 @@ def _params_files(targets: Sequence[str], overrides: Values) -> list[Path]:
     known = scenarios | of_suite
     for name in names:
         if name not in known:
-            hint = did_you_mean(name, [*known, *folders])
+            hint = did_you_mean(name, set(known | folders) - {name})
             raise BadInput(
                 f"run: {quote(name)} is neither a notebook of {suite} ({', '.join(of_suite)}) nor "
                 f"a scenario ({', '.join(scenarios)}); {hint and f'{hint} '}name one suite "

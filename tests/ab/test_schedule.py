@@ -14,16 +14,7 @@ from nanolib.ab import run, schedule
 from nanolib.ab.children import VersionDied
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.run import Spec, lines_of
-from nanolib.ab.schedule import (
-    _judge,
-    _run_task,
-    _run_tasks,
-    block_calls,
-    compare_pairs,
-    compare_versions,
-    ends_after,
-    is_precise_enough,
-)
+from nanolib.ab.schedule import _judge, _run_task, _run_tasks, compare_pairs, compare_versions
 from nanolib.ab.versions import Version
 from nanolib.stats.compare import THRESHOLD
 from nanolib.stats.intervals import median_interval
@@ -47,7 +38,7 @@ def test_a_pair_of_processes_is_the_datum_if_there_are_enough():
 
 @pytest.mark.parametrize(("call_ms", "calls"), [(100, 1), (13, 2), (1e-6, 10_000)])
 def test_a_block_is_as_many_calls_as_come_nearest_to_twenty_milliseconds(call_ms, calls):
-    assert block_calls(call_ms) == calls
+    assert schedule.block_calls(call_ms) == calls
 
 
 @pytest.mark.parametrize(
@@ -55,7 +46,7 @@ def test_a_block_is_as_many_calls_as_come_nearest_to_twenty_milliseconds(call_ms
     [(1, 99, False), (2, 40, False), (2, 40.1, True), (5, 50.1, True)],
 )
 def test_it_ends_before_it_takes_more_than_the_budget(number, spent_s, ends):
-    assert ends_after(number, spent_s, 60) == ends
+    assert schedule.ends_after(number, spent_s, 60) == ends
 
 
 def test_a_case_is_done_when_each_interval_is_narrow_and_rests_on_twenty_pairs_of_processes():
@@ -71,7 +62,7 @@ def test_a_case_is_done_when_each_interval_is_narrow_and_rests_on_twenty_pairs_o
         ({"": _series(np.ones(19))}, 0.01, False),
         ({}, 0.01, False),
     ):
-        assert is_precise_enough(blocks, rel_ci) == is_done
+        assert schedule.is_precise_enough(blocks, rel_ci) == is_done
 
 
 def test_tasks_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
@@ -114,7 +105,7 @@ HERE = [SimpleNamespace(is_here=True)] * 2
 CASE = replace(TASK, request={"do": "case"})
 
 
-@pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (700.0, [10] * 20)])
+@pytest.mark.parametrize(("budget_s", "blocks"), [(0.55, [6] * 2), (700.0, [10] * 20)])
 def test_a_window_of_blocks_is_timed_in_each_pair_of_processes(monkeypatch, budget_s, blocks):
     """The phases of A take 2 and 3 ms, those of B 2 and 3.5 ms, and a look at the clock 1 s."""
     sides = _Version([2.0, 3.0], 0.0), _Version([2.0, 3.5], 1.0)
@@ -124,11 +115,8 @@ def test_a_window_of_blocks_is_timed_in_each_pair_of_processes(monkeypatch, budg
     monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     (result,) = compare_versions(HERE, [CASE], Settings(budget_s=budget_s))
     assert [side.kept for side in sides] == [[4] * sum(blocks)] * 2  # 4 calls of 5.5 ms
-    assert {name: found.generations for name, found in result.blocks.items()} == {
-        "forward": blocks,
-        "backward": blocks,
-        "total": blocks,
-    }
+    generations = {name: found.generations for name, found in result.blocks.items()}
+    assert generations == dict.fromkeys(("forward", "backward", "total"), blocks)
     total = result.blocks["total"]
     assert set(total.a) == {5.0} and set(total.b) == {5.5}
     assert set(result.blocks["backward"].b) == {2.5, 4.5}
@@ -140,7 +128,7 @@ def test_a_case_that_ends_early_leaves_its_budget_to_no_other(monkeypatch):
     now, rng = [0.0], np.random.default_rng(0)
     results = [TaskResult(replace(TASK, case_id=name)) for name in "ab"]
 
-    def run_task(_sides, result, _window_s):
+    def run_task(_sides, result, *_limits_s):
         now[0] += 2
         ratio = np.exp(rng.normal(0, 0.5 * (result is results[1])))
         result.add({"": Pairs([1.0], [ratio], [1])})
@@ -230,7 +218,10 @@ def test_all_tasks_share_the_time_and_the_most_it_takes_is_said_first(
     monkeypatch.setattr(run, "compare_versions", lambda *x: given.append(x[2]) or [])
     asked = Spec(("a", "b"), tmp_path, functions=["work:run", "work:walk"])
     run.run_ab(asked, Settings(total_s=total_s), said.append, agree=said.append)
-    assert said == [f"A is v (+), B is v (+); 2 case(s), at most {duration}", 2 * share_s]
+    assert said == [
+        f"A is v (+), B is v (+); 2 case(s), at most {duration} and start-up",
+        2 * share_s,
+    ]
     assert given[0].budget_s == share_s
 
 
@@ -263,6 +254,22 @@ def test_identical_code_rarely_regresses_in_few_pairs_of_processes():
     assert sum(result.verdicts[""].kind == "regressed" for result in results) <= 1
 
 
+def test_a_case_whose_fewest_calls_exceed_the_budget_ends_after_its_first_calls():
+    """Two pairs of processes each make eight calls of 2 and of 2.5 s, so they need 72 s."""
+    sides = _Version([1500.0, 500.0], 0.0), _Version([2000.0, 500.0], 0.0)
+    result, said = (
+        TaskResult(CASE),
+        "call takes 2.5 s, so a comparison needs 72 s; use --budget 80s",
+    )
+    assert not _run_task(sides, result, 0.0, 71.9)
+    assert not sides[0].kept and sides[0].block_s < 71.9
+    (line,) = lines_of(result, "c1", THRESHOLD)
+    assert line.finding == "inconclusive" and said in line.message
+    assert _run_task(sides, result, 0.0, 72.0)
+    # Later, a slow pair of processes does not end a case.
+    assert _run_task([_Version([9000.0, 0.0], 0.0)] * 2, result, 0.0, 72.0)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_call_that_fails_in_both_versions_fails_in_both(monkeypatch, first):
     """The version whose block comes first fails first, a whole block before the other one."""
@@ -285,5 +292,5 @@ def test_a_call_that_fails_in_both_versions_fails_in_both(monkeypatch, first):
     monkeypatch.setattr(schedule, "WARM_UP_S", 0.0)
     monkeypatch.setattr(schedule, "random", SimpleNamespace(sample=lambda *_: (first, 1 - first)))
     result = TaskResult(TASK)
-    assert not _run_task([Side(), Side()], result, 60.0)
+    assert not _run_task([Side(), Side()], result, 1.0, 60.0)
     assert result.endings == [("error", "the fortieth call")] * 2

@@ -8,6 +8,7 @@ from nanolib.compare.history import KEY, repeats
 from nanolib.compare.runs import block_medians, compare_rows
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.latency import summarize
+from nanolib.run.case import compile_row
 from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
@@ -119,8 +120,9 @@ def test_memory_has_a_threshold_flops_have_none_and_no_figure_is_no_change(
     found, before, after, finding
 ):
     nothing = exact("flops", float("nan"), scope="backward")
-    base = {"a": [*measured(1, memory=before), nothing]}
-    current = {"a": [*measured(1, memory=after, flops=100 + 1e-9), nothing]}
+    compiled = compile_row(2.0, 1.0)  # one time, without blocks
+    base = {"a": [*measured(1, memory=before), nothing, compiled]}
+    current = {"a": [*measured(1, memory=after, flops=100 + 1e-9), nothing, compiled]}
     comparison = found(base, current, threshold=3 / 64)
     lines = _lines(comparison)
     memory = lines["a", "peak_memory"]

@@ -15,7 +15,7 @@ SHARED = {
     "scope": "forward",
     "method": "perf_counter",
     "metric": "latency",
-    "provenance": "measured",
+    "n": BLOCKS,
     "status": "ok",
     "machine_id": "m1",
     "fingerprint": "",

@@ -89,3 +89,8 @@ def test_a_parameter_belongs_to_one_of_the_two_notebooks_of_a_suite(monkeypatch)
     monkeypatch.setattr(jobs, "params_files", lambda: {"mine": files})
     with pytest.raises(BadInput, match="name one of attention, model"):
         plan(ALL, ["mine"], {"seed": 1}, {})
+
+
+def test_a_suite_after_another_is_not_suggested_again():
+    with pytest.raises(BadInput, match=r"; name one suite \(.*full.*\) first, or none$"):
+        plan(ALL, ["quick", "full"], {}, {})
