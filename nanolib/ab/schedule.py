@@ -37,6 +37,7 @@ TIMED = 0.55  # Fraction of the budget for timing. The start of processes takes 
 # constant for about 0.3 s, so both blocks of a pair have the same load. A call that takes longer
 # than this time is a block of its own.
 _BLOCK_MS = 20.0
+_LONGEST_COMPILE_S = 120.0  # The first call may compile.
 WARM_UP_S = 0.1
 
 Log = Callable[[str], None]
@@ -177,8 +178,8 @@ def _run_task(
     timing = False
     # Only the first pair of processes checks the budget. Later, one slow call is chance.
     limit_s = np.inf if result.blocks else budget_s
-    for side in sides:  # A call may hang in both versions, and a busy machine delays answers.
-        side.block_s = 2 + budget_s / 2
+    for side in sides:
+        side.block_s = _LONGEST_COMPILE_S + budget_s
     try:
         answers = ask_both(sides, result.task.request)
         while _same_phases(answers) and "timing" in answers[0]:
