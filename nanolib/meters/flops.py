@@ -55,18 +55,25 @@ class FlopCount:
         uncounted: Names of operations that count as 0 FLOPs, because they have no formula.
         unread_masks: Number of attention calls whose mask is a fake tensor, which has no data. In
             these calls, all pairs count.
+        has_split_attention: Whether `scaled_dot_product_attention` ran as matrix products, without
+            a fused kernel. All pairs of these products count, masked or not.
     """
 
     kept: int = 0
     full: int = 0
     uncounted: set[str] = field(default_factory=set)
     unread_masks: int = 0
+    has_split_attention: bool = False
 
     @property
     def message(self) -> str:
-        """Message of a row whose count is incomplete, or an empty string."""
-        names = ", ".join(sorted(self.uncounted))
-        return f"incomplete: there is no formula for {names}" if names else ""
+        """Message of a row whose count is too small or too large, or an empty string."""
+        names, messages = ", ".join(sorted(self.uncounted)), []
+        if names:
+            messages.append(f"incomplete: there is no formula for {names}")
+        if self.has_split_attention:
+            messages.append("masked pairs count too: attention ran as matrix products")
+        return "; ".join(messages)
 
 
 def count_flops(fn: Callable[[], object]) -> FlopCount:
@@ -112,6 +119,9 @@ class _Counter(TorchDispatchMode):
             else:
                 self._count.uncounted.add(name)
             return out
+        # torch uses this softmax only if it splits attention into products.
+        if name == "aten::_safe_softmax":
+            self._count.has_split_attention = True
         formula = _FORMULAS.get(name, flop_registry.get(func.overloadpacket))
         is_attention = "_scaled_dot_product" in name
         if not (is_attention or formula or func is torch.ops.prim.device.default):

@@ -51,6 +51,16 @@ def test_attention_counts_the_pairs_that_its_mask_keeps(options, kept):
     assert count_flops(call) == FlopCount(per_pair * kept, per_pair * 64)
 
 
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": _WINDOW, "dropout_p": 0.1}])
+def test_a_row_says_that_attention_without_a_kernel_counts_masked_pairs(options):
+    # on a CPU no kernel takes two head sizes
+    q, v = (torch.randn(2, 4, 8, size, requires_grad=True) for size in (24, 16))
+    count = count_flops(lambda: F.scaled_dot_product_attention(q, q, v, **options).sum().backward())
+    flops = 3 * 2 * (24 + 16) * 2 * 4 * 64
+    assert count == FlopCount(flops, flops, has_split_attention=True)
+    assert count.message == "masked pairs count too: attention ran as matrix products"
+
+
 def test_flex_attention_counts_the_pairs_that_its_block_mask_keeps(monkeypatch):
     monkeypatch.setattr(counting, "_ROWS", 100)
     q, n = torch.randn(2, 3, 290, 16), 290

@@ -222,7 +222,8 @@ class ModelCase(Case):
         if count:
             yield row("flops", count.full, predicted=flops, method="flop_counter")
         if self.optimization == "checkpoint" and isinstance(step, Training):
-            yield row("flops", count_flops(step).kept, method="computed")
+            computed = count_flops(step)
+            yield row("flops", computed.kept, method="computed", message=computed.message)
         yield row("bytes", predicted["bytes"])
         for work in step.workloads():
             if isinstance(work, Generating):  # A new length of the cache may compile kernels.
