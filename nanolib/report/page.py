@@ -193,7 +193,9 @@ def _markdown(parts: list[Part]) -> str:
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
     """Return a table for people, without empty columns, that the lists of the page filter."""
     filled = ~readable.isin(["", "—"]).all()
-    found = pd.DataFrame(links(whole), whole.index).rename(columns=lambda name: name[5:])
+    found = pd.DataFrame(links(whole), whole.index).rename(
+        columns=lambda name: name.removeprefix("link_")
+    )
     return Table(readable.loc[:, filled], found)
 
 

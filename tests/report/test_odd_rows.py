@@ -7,6 +7,7 @@ import pytest
 
 from nanolib.measurement import Status, exact
 from nanolib.report.overview import explain_empty
+from nanolib.report.theme import is_empty
 from tests.report.cases import SHAPE, attention_case
 from tests.report.rows import ended, points
 from tests.shown import CHARTS
@@ -32,11 +33,13 @@ def test_ones_own_attention_is_told_before_what_was_not_measured(say):
     assert lines[2].startswith("Sparse attention was not compared with dense attention: no mask")
 
 
-def test_an_attention_that_computes_something_else_is_not_called_faster(say):
+def test_an_attention_that_computes_something_else_is_not_called_faster(say, measured):
     own, found = attention_case("own (x:y)", 4, 5, 6, sparsity=math.nan)
     wrong = own, [*found, exact("relative_error", 2.7, scope="forward")]
-    lines = say("attention", [attention_case("dense", 9, 10, 11), wrong])
+    cases = [attention_case("dense", 9, 10, 11), wrong]
+    lines = say("attention", cases)
     assert not any("own (x:y) is faster" in line for line in lines)
+    assert is_empty(CHARTS["attention_speed_up"](measured("attention", cases)))
     assert "own (x:y) does not return the output" in lines[0] and "error is 2.7" in lines[0]
 
 

@@ -47,6 +47,7 @@ _COLUMNS = (
     Column("state", "State"),
 )
 ATTENTION_COLUMNS = titles(_COLUMNS)
+_MOST_ERROR = 0.1  # Rounding in 16-bit dtypes causes an error of about 0.01.
 _QUALITY = (
     Column("name", "Attention"),
     Column("sparsity", "Sparsity", "sparsity"),
@@ -63,6 +64,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per attention case.
 
     `speed_up` is the smallest speed-up over the dense kernels that were timed in the same rounds.
+    An attention with a wrong output has no speed-up.
     `speed_up_paid` is the speed-up of a forward pass whose time includes building the mask and
     compiling. `bound` is the largest speed-up that the skipped tiles allow. `is_sparse` is true for
     a mask that removes pairs, and `mask_is_dense` for the mask of sparse attention that removes
@@ -70,6 +72,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]]), rows, _COLUMNS)
     table = add_flags(add_speed_ups(table, rows, "forward"), rows)
+    table.loc[table["relative_error"] > _MOST_ERROR, "speed_up"] = float("nan")
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
@@ -109,7 +112,6 @@ _ORDERS = (
     "Dense attention is faster than sparse attention",
 )
 _FASTER, _UNCLEAR, _SLOWER = range(3)
-_MOST_ERROR = 0.1  # Rounding in 16-bit dtypes causes an error of about 0.01.
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
     Order.ABOVE: "increases the loss",
@@ -123,9 +125,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return explain_missing(rows, "attention", "Attention")
-    wrong = timed[timed["relative_error"] > _MOST_ERROR]
-    timed = timed.drop(wrong.index)
-    sparse, own, dense = [], list(_find_wrong(wrong)), []
+    sparse, own, dense = [], list(_find_wrong(timed)), []
     several = timed["run_id"].nunique() > 1  # nanolib never compares timings of different runs.
     for (run_id, batch, dtype), group in timed.groupby(
         ["run_id", "batch_size", "dtype"], sort=False
@@ -151,9 +151,10 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     return [*sparse, *own, *losses, *dense, *roofline_words(rows, "attention")]
 
 
-def _find_wrong(lines: pd.DataFrame) -> Iterator[Finding]:
-    """Yield a finding per attention whose output differs from float64. Its times do not count."""
-    for name, errors in lines.groupby("name", sort=False)["relative_error"]:
+def _find_wrong(timed: pd.DataFrame) -> Iterator[Finding]:
+    """Yield a finding per attention whose output differs from float64."""
+    wrong = timed[timed["relative_error"] > _MOST_ERROR]
+    for name, errors in wrong.groupby("name", sort=False)["relative_error"]:
         text = f"{name} does not return the output of dense attention under its mask"
         yield Finding(text, f"the relative error is {errors.max():.2g}", "correct the function")
 
