@@ -173,9 +173,16 @@ def record_calls(case) -> StackMemory:
     if case.case_id not in _STACKS:
         layers, depth = blocks_of(case)
 
-        def make_step(depth: int) -> Step:
-            overrides = case.overrides | ({layers: depth} if layers else {})
-            return replace(case, overrides=overrides).step()
+        def make_step(blocks: int) -> Step:
+            if not layers:
+                return case.step()
+            # A list with an entry per block, such as `layer_types`, has equal entries here.
+            shorter = {
+                name: value[:blocks]
+                for name, value in case.overrides.items()
+                if isinstance(value, list | tuple) and len(value) == depth
+            }
+            return replace(case, overrides=case.overrides | shorter | {layers: blocks}).step()
 
         with without_data(case.is_own_model):
             _STACKS[case.case_id] = StackMemory(depth, make_step)
@@ -198,10 +205,12 @@ def _equal_blocks(case) -> tuple[str, int]:
     config = hugging_face_config(case.preset, case.overrides)
     known = config.to_dict()
     field = next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
-    per_layer = any(isinstance(value, list | tuple) for value in case.overrides.values())
-    if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
+    depth = known.get(field)
+    per_layer = [
+        value for value in known.values() if isinstance(value, list | tuple) and len(value) == depth
+    ]
+    if not field or any(len({*map(repr, values)}) > 1 for values in per_layer):
         return "", 0
-    depth = known[field]
     with without_data(case.is_own_model):
         parts = case.build().modules()
     stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import ByteSize, Field, field_validator, model_validator
+from tqdm import tqdm
 
 from nanolib.config import DTYPES, PRESETS, NanoConfig
 from nanolib.experiments.model.case import ModelCase
@@ -30,7 +31,6 @@ USES = {
 }
 MAX_BATCH = 65_536
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
-_SMALLER = "a smaller --seq-len, a smaller model, or --ranks 2 --batch-size 2"
 _LONGEST = 2**17  # Masks of longer sequences have too many tiles to plan.
 _TEXT_ONLY = (
     "to plan only its text model, use a config.json with the fields of text_config, "
@@ -137,6 +137,7 @@ class Use:
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
         small_cache: Bytes of the cache after the first token, if the prompt needs a larger cache.
+        ranks: Number of FSDP ranks.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
@@ -145,6 +146,7 @@ class Use:
     breakdown: MemoryBreakdown = field(default_factory=lambda: MemoryBreakdown({}))
     batches: Mapping[int, int] = field(default_factory=dict)
     small_cache: int = 0
+    ranks: int = 1
     refused: str = ""
 
     @property
@@ -160,18 +162,20 @@ class Use:
         ways = [
             f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
         ]
+        more = 2 * self.ranks
+        smaller = f"a smaller --seq-len, a smaller model, or --ranks {more} --batch-size {more}"
         return (
             f"{self.name} needs {format_bytes(peak)}, "
             f"{format_bytes(peak - self.memory)} more than available; "
             f"{kind} are {by_kind[kind] / peak:.0%} of the peak. "
-            f"Next: use {ways[-1] if ways else _SMALLER}"
+            f"Next: use {ways[-1] if ways else smaller}"
         )
 
 
 def uses_of(request: Request) -> list[Use]:
     """Plan each use of a model, and find the largest batch that fits at each length."""
     uses = []
-    for name in USES:
+    for name in tqdm(USES, "planning", unit="use", leave=False, disable=None):
         try:
             uses.append(_use(request, name))
         except TimeoutError as error:  # A model that computes token by token takes too long.
@@ -197,7 +201,7 @@ def _use(request: Request, name: str) -> Use:
             with planning_time_limit():
                 batches[length] = _largest_batch(request, name, length)
     small_cache = _small_cache(request) if name == "decoding" else 0
-    return Use(name, request.memory, breakdown, batches, small_cache)
+    return Use(name, request.memory, breakdown, batches, small_cache, request.ranks)
 
 
 def plan_use(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:

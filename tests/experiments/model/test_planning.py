@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from nanolib.experiments.model.look import blocks_of
 from nanolib.experiments.model.planner import Request, plan_use, uses_of
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput, MemoryKind
@@ -67,6 +68,19 @@ def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     assert 0 <= shared.bytes_by_kind[MemoryKind.GATHERED] - gathered <= tables
     assert "4 ranks (FSDP, modelled)" in requests[1].title
     assert all(most % 4 == 0 for use in uses_of(requests[1]) for most in use.batches.values())
+
+
+def test_a_list_of_a_config_leaves_equal_blocks_equal():
+    types = {"layer_types": ["full_attention"] * 6, "head_dim": 16}
+    for name, listed in ((HF, {"eos_token_id": [1, 2]}), ("hf:Qwen3ForCausalLM", types)):
+        options = LLAMA | {"head_dim": 16}
+        with_list, without = (
+            checked(name, 32, 8, options | more, memory="1MiB", ranks=8) for more in (listed, {})
+        )
+        uses = uses_of(with_list)
+        assert uses == uses_of(without) and not any(use.refused for use in uses)
+        assert uses[2].remedy.endswith("or --ranks 16 --batch-size 16")
+        assert blocks_of(with_list.case) == ("num_hidden_layers", 6)
 
 
 @pytest.mark.parametrize("dtype", [None, "float32"])
