@@ -37,8 +37,13 @@ class Connection:
                 f"database: {self.path} does not exist; "
                 "run `nano run quick` first or name another database"
             )
+        source = self.path.resolve().as_uri()
+        if not create and not os.access(self.path.parent, os.W_OK):
+            source += "?immutable=1"  # SQLite would otherwise write next to the file, even to read.
         try:
-            self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+            self.connection = sqlite3.connect(
+                source, timeout=WAIT_S, isolation_level=None, uri=True
+            )
             if create:
                 make_tables(self.connection, "WAL")
             (version,) = self.connection.execute("PRAGMA user_version").fetchone()

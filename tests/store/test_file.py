@@ -32,6 +32,16 @@ def test_it_is_made_with_its_folder_and_the_pragmas_are_in_force(tmp_path, monke
             assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,)
 
 
+def test_a_folder_that_cannot_be_written_is_read_without_a_file_beside(tmp_path, monkeypatch):
+    path = tmp_path / "50% of a?b" / "results.sqlite"
+    with Store(path) as store:
+        store.add(make_run())
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with Store(path, create=False) as store:
+        assert len(store.runs()) == 1
+        assert list(path.parent.iterdir()) == [path]
+
+
 def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
     def make(path):
         barrier.wait()
