@@ -101,7 +101,8 @@ WITHOUT_DATABASE = {
     "plan decoder_tiny --memory 5parsec": (
         "memory: could not interpret byte unit: parsec, got '5parsec'"
     ),
-    "plan decoder_tiny --memory 80": "memory: '80' has no unit; use an amount such as 80GiB",
+    "plan decoder_tiny --memory 80": "memory: '80' is not an amount with a unit, such as 80GiB",
+    "plan decoder_tiny --memory 80,5GB": "memory: '80,5GB' is not an amount with a unit",
     "plan decoder_tiny --memory 0GiB": "memory: Input should be greater than 0, got '0GiB'",
     "plan decoder_tiny --ranks 2 --memory 1GiB": "ranks: must divide batch_size 1, got 2",
     "plan decoder_tiny --seq-len 0 --memory 1GiB": "seq_len: Input should be greater than 0, got 0",

@@ -1,5 +1,6 @@
 """Plan the memory of each use of a model, and find the largest batches that fit."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
@@ -109,6 +110,8 @@ class Request(StrictModel):
         if mode == "training" and self.is_mixed:
             changes["dtype"] = "float32"
         if mode == "generation":
+            if length < 2:
+                raise Unsupported("decoding needs a prompt; use a seq_len of 2 or more")
             # Windows of the package transformers keep the whole prompt until the first token.
             new_tokens = 2 if self.model.startswith("hf:") else 1
             changes |= {"seq_len": length - 1, "new_tokens": new_tokens}
@@ -137,7 +140,7 @@ class Use:
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
         small_cache: Bytes of the cache after the first token, if the prompt needs a larger cache.
-        ranks: Number of FSDP ranks.
+        next_step: Shape that fits, or what to change if no shape fits.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
@@ -146,7 +149,7 @@ class Use:
     breakdown: MemoryBreakdown = field(default_factory=lambda: MemoryBreakdown({}))
     batches: Mapping[int, int] = field(default_factory=dict)
     small_cache: int = 0
-    ranks: int = 1
+    next_step: str = ""
     refused: str = ""
 
     @property
@@ -156,19 +159,13 @@ class Use:
 
     @property
     def remedy(self) -> str:
-        """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
+        """Describe the missing memory, the largest kind of memory, and the next step."""
         peak, by_kind = self.breakdown.peak, self.breakdown.bytes_by_kind
         kind = max(by_kind, key=by_kind.get)
-        ways = [
-            f"batch size {most} at {length} tokens" for length, most in self.batches.items() if most
-        ]
-        more = 2 * self.ranks
-        smaller = f"a smaller --seq-len, a smaller model, or --ranks {more} --batch-size {more}"
         return (
             f"{self.name} needs {format_bytes(peak)}, "
             f"{format_bytes(peak - self.memory)} more than available; "
-            f"{kind} are {by_kind[kind] / peak:.0%} of the peak. "
-            f"Next: use {ways[-1] if ways else smaller}"
+            f"{kind} are {by_kind[kind] / peak:.0%} of the peak. Next: use {self.next_step}"
         )
 
 
@@ -201,7 +198,18 @@ def _use(request: Request, name: str) -> Use:
             with planning_time_limit():
                 batches[length] = _largest_batch(request, name, length)
     small_cache = _small_cache(request) if name == "decoding" else 0
-    return Use(name, request.memory, breakdown, batches, small_cache, request.ranks)
+    next_step = _next_step(request, batches, breakdown.peak)
+    return Use(name, request.memory, breakdown, batches, small_cache, next_step)
+
+
+def _next_step(request: Request, batches: Mapping[int, int], peak: int) -> str:
+    """Return a batch that fits, preferably at the requested length, or what to change."""
+    fitting = {length: most for length, most in batches.items() if most}
+    if fitting:
+        length = request.seq_len if request.seq_len in fitting else max(fitting)
+        return f"batch size {fitting[length]} at {length} tokens"
+    ranks = request.ranks * math.ceil(peak / request.memory)
+    return f"a smaller --seq-len, a smaller model, or --ranks {ranks} --batch-size {ranks}"
 
 
 def plan_use(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:

@@ -1,6 +1,7 @@
 """Describe in tables and sentences how much memory each use of a model needs."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from nanolib.config import DTYPES
 from nanolib.experiments.model.planner import MAX_BATCH, Request, Use, format_bytes, uses_of
 from nanolib.experiments.model.tables import largest_parts
 from nanolib.measurement import BadInput, MemoryKind, cause, quote
 from nanolib.models.user import list_options
 
+_AMOUNT = r"\s*\d*\.?\d+\s*[a-zA-Z]+\s*"  # Amount of memory with its unit.
 # These fields describe a config file, not a model.
 _NO_FIELDS = {
     "_name_or_path",
@@ -150,12 +153,15 @@ def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
-    if isinstance(memory, str) and memory.strip().isdecimal():
-        raise BadInput(f"memory: {quote(memory)} has no unit; use an amount such as 80GiB")
+    # Without this check, "80,5GB" would mean 80 bytes.
+    if isinstance(memory, str) and not re.fullmatch(_AMOUNT, memory):
+        raise BadInput(f"memory: {quote(memory)} is not an amount with a unit, such as 80GiB")
     name, notes = model, []
     if str(model).endswith(".json"):
         name, fields, dtype = _read_config(model)
         if dtype and rest.get("dtype") is None:
+            if dtype not in DTYPES:
+                raise BadInput(f"dtype: the file sets {quote(dtype)}; use --dtype {DTYPES[0]}")
             rest["dtype"] = dtype
             notes.append(f"The file sets the dtype {dtype}; to plan another dtype, use --dtype")
         known = list_options(name)
@@ -174,7 +180,7 @@ def plan(model: str, memory: str | int, **rest) -> MemoryPlan:
 def _read_config(path: str) -> tuple[str, dict[str, Any], str]:
     """Read a model's name, options and dtype from a config file of the package transformers."""
     try:
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        fields = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         known = {name: fields[name] for name in fields.keys() - _NO_FIELDS}
         dtype = fields.get("dtype") or fields.get("torch_dtype") or ""
         return f"hf:{fields['architectures'][0]}", known, dtype

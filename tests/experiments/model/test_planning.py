@@ -116,7 +116,19 @@ def test_a_models_code_shows_why_it_fails_but_not_what_it_prints(tmp_path, monke
 
 def test_one_token_has_a_plan_of_inference_alone():
     refused = {use.name: use.refused for use in plan(TINY, "1GiB", seq_len=1, options=SMALL).uses}
-    assert refused["decoding"] and not refused["inference"]
+    assert refused["decoding"] == "decoding needs a prompt; use a seq_len of 2 or more"
+    assert not refused["inference"]
+
+
+def test_the_next_step_is_a_batch_of_the_length_that_was_asked_or_ranks_that_share_the_peak():
+    options = LLAMA | {CONTEXT: 512}
+    asked = checked(HF, 128, 64, options, memory="16MiB")
+    training = uses_of(asked)[2]
+    assert training.batches[128] and training.batches[512]
+    assert training.remedy.endswith(f"Next: use batch size {training.batches[128]} at 128 tokens")
+    small = uses_of(checked(HF, 128, 64, options, memory="1MiB"))[2]
+    ranks = -(-training.breakdown.peak // 2**20)
+    assert small.remedy.endswith(f"or --ranks {ranks} --batch-size {ranks}")
 
 
 SMALL_WORDS = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
