@@ -35,13 +35,31 @@ WITHOUT_DATABASE = {
     ),
     "run model -p model=hf:Nope": "transformers has no model class 'Nope'",
     "run model -p 'overrides={d_modl: 8}'": "config.d_modl: unknown name; did you mean d_model?",
-    "run quick -p seed=1": "parameters belong to one notebook",
+    "run quick -p seed=1": "parameters belong to one notebook; name one of attention, dist",
+    "run quick full": "which-algorithm); name one suite (",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
     "run attention -p 'attention_types=[{1: dense}]'": (
         "attention_types[0][1].[key]: Input should be a valid string, got 1"
     ),
     "run attention -p 'quality_attentions=[{pattern: spiral}]'": (
         "pattern: Input should be 'window', 'local_global', "
+    ),
+    "run attention -p 'attention_types=[{pattern: threshold, sparsity: 0.5, kind: sparse}]'": (
+        "attention_options.sparsity: threshold has no sparsity to set; set mass"
+    ),
+    "run attention -p 'attention_types=[{kind: flex, pattern: document}]'": (
+        "attention_options.document_lengths: pattern document needs either"
+    ),
+    "run attention -p 'attention_types=[{kind: sparse, pattern: document, document_lengths: [3], "
+    "document_starts: [3]}]'": "attention_options.document_lengths: pattern document needs either",
+    "run attention -p 'attention_types=[{kind: sparse, pattern: own}]'": (
+        "attention_options.mask_mod: '' does not name a function; write package.module:function"
+    ),
+    "run attention -p 'attention_types=[{kind: sparse, mask_mod: \"module:function\"}]'": (
+        "attention_options.mask_mod: local_global has its own mask; set pattern: own, or remove"
+    ),
+    "run attention -p 'attention_types=[{kind: dense, impl: FA3}]'": (
+        "attention_options.impl: FA3 does not work with backend auto; set backend: flash"
     ),
     "run attention --label latest": "attention.label: 'latest' cannot name a run; use",
     "run attention --label latest~1": "attention.label: 'latest~1' cannot name a run; use",
