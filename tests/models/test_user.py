@@ -82,7 +82,6 @@ def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_pat
 
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
-    pytest.importorskip("transformers")
     bert = build_model("hf:BertModel", SMALL, "cpu", "float32")
     with pytest.raises(Unsupported, match="new_tokens: 0"):
         generation_of(bert, IDS, 2)
@@ -91,7 +90,6 @@ def test_an_encoder_neither_generates_nor_learns_and_says_so():
 
 
 def test_a_model_is_asked_no_longer_sequence_than_it_reads():
-    pytest.importorskip("transformers")
     params = model.Params(
         device="cpu",
         model="hf:LlamaForCausalLM",
@@ -106,7 +104,6 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
 
 @torch.no_grad()
 def test_our_transformer_is_llama_to_the_digit():
-    pytest.importorskip("transformers")
     shape = {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_ff": 96, "vocab_size": 300}
     for changes in ({"tie_embeddings": False}, {"num_kv_heads": 2}):
         ours = create_model(NanoConfig(**shape, context_length=64, **changes), seed=0).eval()
