@@ -274,23 +274,16 @@ def test_a_case_whose_fewest_calls_exceed_the_budget_ends_after_its_first_calls(
 def test_a_call_that_fails_in_both_versions_fails_in_both(monkeypatch, first):
     """The version whose block comes first fails first, a whole block before the other one."""
 
-    class Side:
-        is_forked = True
-
-        def __init__(self):
-            self.made = itertools.count(1)
-
-        def ask(self, **_):
-            return {"timing": [""], "last": True}
-
+    class Side(_Version):
         def time_block(self, calls, keep):
-            self.calls = calls
-            if 40 in itertools.islice(self.made, calls):
+            self.calls = getattr(self, "calls", 0) + calls
+            if self.calls >= 40:
                 raise VersionDied(self, "the fortieth call")
-            return [[5.0]] * calls
+            return super().time_block(calls, keep)
 
     monkeypatch.setattr(schedule, "WARM_UP_S", 0.0)
     monkeypatch.setattr(schedule, "random", SimpleNamespace(sample=lambda *_: (first, 1 - first)))
-    result = TaskResult(TASK)
-    assert not _run_task([Side(), Side()], result, 1.0, 60.0)
+    result = TaskResult(CASE)
+    sides = [Side([3.0, 2.0], 0.0) for _ in range(2)]
+    assert not _run_task(sides, result, 1.0, 60.0)
     assert result.endings == [("error", "the fortieth call")] * 2

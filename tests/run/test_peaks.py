@@ -42,8 +42,6 @@ def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
         "amount/perf_counter",
         (Flag.GOT_SLOWER,),
     )
-    alone = rate("tokens_per_second", 8, replace(LATENCY, low=None, high=None))
-    assert (alone.low, alone.estimate, alone.high) == (None, 800, None)
 
 
 def test_a_share_includes_the_interval_of_the_peak_rate_too():

@@ -131,5 +131,7 @@ def test_of_two_files_the_damaged_one_is_named_in_one_line(tmp_path):
     assert f"{theirs} cannot be merged into {ours} (" in nano("merge", theirs)
     ours.write_bytes(theirs.read_bytes())
     theirs.write_bytes(whole)
-    for command in (("report",), ("runs",), ("compare", theirs, "latest")):
+    target = tmp_path / "x.json"
+    for command in (("report",), ("runs",), ("export", target), ("compare", theirs, "latest")):
         assert f"{ours} cannot be used (" in nano(*command)
+    assert not target.exists()
