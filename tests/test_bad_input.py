@@ -18,6 +18,9 @@ WITHOUT_DATABASE = {
     "run atention": "; did you mean attention?",
     "run attention -p seq_lens": "'seq_lens' is not a NAME=VALUE pair",
     "run attention -p seq_len=[8]": "attention.seq_len: unknown name; did you mean seq_lens?",
+    "run attention -p num_heads=true": "attention.num_heads: must be a number, got True",
+    "run attention -p 'budget_s=[2, false]'": "budget_s: must be a number, got [2, False]",
+    "run model -p 'overrides={d_ff: true}'": "config.d_ff: must be a number, got True",
     "run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
     "run attention -p seq_lens=[1": (
         "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in "
@@ -138,6 +141,11 @@ WITHOUT_DATABASE = {
     "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": (
         "cannot be planned; use sdpa or eager"
     ),
+    "plan hf:Gemma3ForConditionalGeneration --memory 1GiB --seq-len 16 -p 'text_config={"
+    "hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, "
+    "num_key_value_heads: 1, head_dim: 16, vocab_size: 300}' -p 'vision_config={hidden_size: 32, "
+    "intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, image_size: 28, "
+    "patch_size: 14}'": ("to plan only its text model, use a config"),
     "runs": "does not exist; run `nano run quick` first",
     "init HERE/text.txt": "is not an empty folder",
     "clean": "no run is chosen; name the runs to delete",

@@ -34,17 +34,6 @@ def _is_clean(repository):
     return len(repository.worktrees()) == 1 and not made
 
 
-def test_a_slower_revision_regressed(repository, compared, tmp_path):
-    repository.commit("slow", cost=33_000_000)
-    markdown = tmp_path / "f.md"
-    ended, line = compared("base", "slow", "--markdown", markdown, budget="30s")
-    assert ended.exit_code == 1
-    assert (line["finding"], line["verdict"]["ratio"]) == ("regressed", pytest.approx(1.1))
-    assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
-    assert "in 20 pairs of processes" in line["message"]
-    assert "| regressed | call | work:run | latency, ms |" in markdown.read_text()
-
-
 def test_equal_versions_run_in_turns_and_in_fresh_processes_and_are_equivalent(
     repository, compared, tmp_path, monkeypatch
 ):
