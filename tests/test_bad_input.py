@@ -28,8 +28,8 @@ WITHOUT_DATABASE = {
     "run attention -p 'attention_types=[{kind: [dense]}]'": (
         "attention.attention_types: attention_type: ['d"
     ),
-    "run model -p seq_lens=[2048]": (
-        "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano"
+    "run model -p seq_lens=[1025]": (
+        "seq_lens: 1025 exceeds the context_length 1024 of decoder_nano"
     ),
     "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
     "run model -p presets=[tiny]": "model.presets[0]: Input should be 'decoder_nano', ",

@@ -83,9 +83,5 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
             )
         )
         assert tokens == found.n.iloc[0] + detailed > found.n.iloc[0] and samples > 0
-        sections = store.connection.execute("SELECT name FROM sections ORDER BY id")
-        assert [name for (name,) in sections] == ["idle", "decode", "decode"]
-
-    costs = overhead_table(rows)
-    assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
+    assert list(overhead_table(rows)["mode"]) == ["again", "minimal", "standard", "deep"]
     assert "Most of the forward pass is spent in" in "\n".join(VERDICTS["energy"](rows))

@@ -26,14 +26,6 @@ def test_a_machine_is_told_without_names_and_its_id_is_of_its_hardware_alone():
     assert one.machine_id == expected == one.to_dict()["machine_id"]
 
 
-def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 8}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert this_machine().cores == 3
-    monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
-    assert this_machine().cores == 64
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -205,9 +197,11 @@ def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, versio
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
     assert (machine.cpu_quotas(), memory.free_bytes()) == ([], 20 * GIB)
-    assert this_machine().ram_gib == 32
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
-    assert machine.usable_cores() == 8
+    assert (this_machine().ram_gib, this_machine().cores) == (32, 8)
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux, which alone has affinity
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert machine.usable_cores() == 64
 
 
 @pytest.mark.parametrize(("asked", "within"), [(None, 2), ("4", 4)])
