@@ -22,6 +22,7 @@ WITHOUT_DATABASE = {
     "run attention -p 'budget_s=[2, false]'": "budget_s: must be a number, got [2, False]",
     "run model -p 'overrides={d_ff: true}'": "config.d_ff: must be a number, got True",
     "run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    "run attention -p seq_lens=[16777217]": "less than or equal to 16777216, got 16777217",
     "run attention -p seq_lens=[1": (
         "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in "
     ),
@@ -166,7 +167,7 @@ FILES = {
 WITH_DATABASE = {
     "run summary -p runs=[befor]": "'befor' is not in the database; did you mean before?",
     "report latest~9 --to HERE/report": "'latest~9'",
-    "compare befor latest": "'befor' is not in the database; did you mean before?",
+    "compare befor latest": "did you mean before? `nano runs` lists all runs",
     "compare latest HERE/text.txt": "text.txt cannot be used",
     "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": (

@@ -16,7 +16,7 @@ def test_what_a_recording_gives_is_replayed_in_rows_words_and_pictures(tmp_path)
     """Twenty samples per second, the first of them at a later time than zero."""
     lines = [f"{1000 + at / 20},{102 - 2 * (at % 2)}\n" for at in range(2000)]
     file = tmp_path / "trace.csv"
-    file.write_text("t_s,power_w\n" + "".join(lines))
+    file.write_text("t_s,power_w\n" + "".join(lines) + "1100,0.5\n")  # it is switched off
     params = energy.Params(
         power_trace=str(file),
         phases=["prefill"],
