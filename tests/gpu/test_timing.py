@@ -37,7 +37,8 @@ class Stream:
         self.host_ms += self.launch_ms
         self.sleep(1e6 * (self.kernel_ms if kernel_ms is None else kernel_ms))
 
-    def event(self, **_):
+    def event(self, enable_timing):
+        assert enable_timing
         made = SimpleNamespace(at=None)
         made.record = lambda: setattr(made, "at", max(self.device_ms, self.host_ms))
 
