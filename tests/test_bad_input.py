@@ -32,7 +32,7 @@ WITHOUT_DATABASE = {
     "run model -p seq_lens=[1025]": (
         "seq_lens: 1025 exceeds the context_length 1024 of decoder_nano"
     ),
-    "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
+    "run attention -p device=tpu": "device: 'tpu' is not available; use auto or one of cpu",
     "run model -p presets=[tiny]": "model.presets[0]: Input should be 'decoder_nano', ",
     "run model -p model=no.such:thing": (
         "'no.such:thing' cannot be imported (ModuleNotFoundError: No module named 'no'); correct"
@@ -86,6 +86,7 @@ WITHOUT_DATABASE = {
         "model.overrides: the parameter attention_types sets attention_type"
     ),
     "run fp8 -p excluded_modules=[haed]": "fp8.excluded_modules: 'haed' matches no linear layer",
+    "run fp8 -p 'excluded_modules=[\"*\"]'": "['*'] leaves no linear layer to convert",
     "run fp8 -p 'overrides={d_ff: 100}'": (
         "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, not a multiple of 16"
     ),

@@ -52,7 +52,7 @@ def main():
         subprocess.run(command, env=environment, cwd=ROOT, check=False)
         (written,) = Path(folder).glob("*.json")
         parts = json.loads(written.read_text())["parts"]
-        wrong = [*_wrong_parts(parts)]
+        wrong = list(_wrong_parts(parts))
     print(f"torch {version}: {', '.join(part['name'] for part in parts)}")
     print("\n".join(wrong) or "rehearsed: all parts ran to their end")
     return bool(wrong)

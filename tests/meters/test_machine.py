@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput
 from nanolib.meters import machine, memory
 from nanolib.meters.machine import resolve_device, this_machine
 
@@ -98,9 +97,6 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == resolve_device("cuda") == "cuda:0"
     assert resolve_device("cuda:1") == "cuda:1"
-    known = "use auto or one of cpu, cuda:0, cuda:1, mps"
-    with pytest.raises(BadInput, match=f"device: 'xpu' is not available; {known}"):
-        resolve_device("xpu")
 
 
 GIB = 2**30
