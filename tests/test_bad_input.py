@@ -18,30 +18,52 @@ WITHOUT_DATABASE = {
     "run atention": "; did you mean attention?",
     "run attention -p seq_lens": "'seq_lens' is not a NAME=VALUE pair",
     "run attention -p seq_len=[8]": "attention.seq_len: unknown name; did you mean seq_lens?",
+    "run attention -p num_heads=true": "attention.num_heads: must be a number, got True",
+    "run attention -p 'budget_s=[2, false]'": "budget_s: must be a number, got [2, False]",
+    "run model -p 'overrides={d_ff: true}'": "config.d_ff: must be a number, got True",
     "run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    "run attention -p seq_lens=[16777217]": "less than or equal to 16777216, got 16777217",
     "run attention -p seq_lens=[1": (
         "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in "
     ),
     "run attention -p 'attention_types=[{kind: [dense]}]'": (
         "attention.attention_types: attention_type: ['d"
     ),
-    "run model -p seq_lens=[2048]": (
-        "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano"
+    "run model -p seq_lens=[1025]": (
+        "seq_lens: 1025 exceeds the context_length 1024 of decoder_nano"
     ),
-    "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
+    "run attention -p device=tpu": "device: 'tpu' is not available; use auto or one of cpu",
     "run model -p presets=[tiny]": "model.presets[0]: Input should be 'decoder_nano', ",
     "run model -p model=no.such:thing": (
         "'no.such:thing' cannot be imported (ModuleNotFoundError: No module named 'no'); correct"
     ),
     "run model -p model=hf:Nope": "transformers has no model class 'Nope'",
     "run model -p 'overrides={d_modl: 8}'": "config.d_modl: unknown name; did you mean d_model?",
-    "run quick -p seed=1": "parameters belong to one notebook",
+    "run quick -p seed=1": "parameters belong to one notebook; name one of attention, dist",
+    "run quick full": "which-algorithm); name one suite (",
     "run attention -p 'attention_types=[{a: 1}]'": "None is not a known attention kind; use",
     "run attention -p 'attention_types=[{1: dense}]'": (
         "attention_types[0][1].[key]: Input should be a valid string, got 1"
     ),
     "run attention -p 'quality_attentions=[{pattern: spiral}]'": (
         "pattern: Input should be 'window', 'local_global', "
+    ),
+    "run attention -p 'attention_types=[{pattern: threshold, sparsity: 0.5, kind: sparse}]'": (
+        "attention_options.sparsity: threshold has no sparsity to set; set mass"
+    ),
+    "run attention -p 'attention_types=[{kind: flex, pattern: document}]'": (
+        "attention_options.document_lengths: pattern document needs either"
+    ),
+    "run attention -p 'attention_types=[{kind: sparse, pattern: document, document_lengths: [3], "
+    "document_starts: [3]}]'": "attention_options.document_lengths: pattern document needs either",
+    "run attention -p 'attention_types=[{kind: sparse, pattern: own}]'": (
+        "attention_options.mask_mod: '' does not name a function; write package.module:function"
+    ),
+    "run attention -p 'attention_types=[{kind: sparse, mask_mod: \"module:function\"}]'": (
+        "attention_options.mask_mod: local_global has its own mask; set pattern: own, or remove"
+    ),
+    "run attention -p 'attention_types=[{kind: dense, impl: FA3}]'": (
+        "attention_options.impl: FA3 does not work with backend auto; set backend: flash"
     ),
     "run attention --label latest": "attention.label: 'latest' cannot name a run; use",
     "run attention --label latest~1": "attention.label: 'latest~1' cannot name a run; use",
@@ -64,6 +86,7 @@ WITHOUT_DATABASE = {
         "model.overrides: the parameter attention_types sets attention_type"
     ),
     "run fp8 -p excluded_modules=[haed]": "fp8.excluded_modules: 'haed' matches no linear layer",
+    "run fp8 -p 'excluded_modules=[\"*\"]'": "['*'] leaves no linear layer to convert",
     "run fp8 -p 'overrides={d_ff: 100}'": (
         "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, not a multiple of 16"
     ),
@@ -121,6 +144,11 @@ WITHOUT_DATABASE = {
     "plan hf:LlamaForCausalLM -p attn_implementation=flex_attention --memory 1GiB": (
         "cannot be planned; use sdpa or eager"
     ),
+    "plan hf:Gemma3ForConditionalGeneration --memory 1GiB --seq-len 16 -p 'text_config={"
+    "hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, "
+    "num_key_value_heads: 1, head_dim: 16, vocab_size: 300}' -p 'vision_config={hidden_size: 32, "
+    "intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2, image_size: 28, "
+    "patch_size: 14}'": ("to plan only its text model, use a config"),
     "runs": "does not exist; run `nano run quick` first",
     "init HERE/text.txt": "is not an empty folder",
     "clean": "no run is chosen; name the runs to delete",
@@ -141,7 +169,7 @@ FILES = {
 WITH_DATABASE = {
     "run summary -p runs=[befor]": "'befor' is not in the database; did you mean before?",
     "report latest~9 --to HERE/report": "'latest~9'",
-    "compare befor latest": "'befor' is not in the database; did you mean before?",
+    "compare befor latest": "did you mean before? `nano runs` lists all runs",
     "compare latest HERE/text.txt": "text.txt cannot be used",
     "export HERE/x.md": "'x.md' has no known ending; use .sqlite or .json",
     "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": (

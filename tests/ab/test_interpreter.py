@@ -33,6 +33,7 @@ def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, co
     ended, line = compared("--python", base, "--python", slow, budget="6s")
     assert ended.exit_code == 1 and "A → B: planted 1.0 → 2.0" in ended.output
     assert (line["finding"], line["verdict"]["ratio"]) == ("regressed", pytest.approx(1.1))
+    assert (line["base"], line["current"]) == pytest.approx((30, 33))
     assert f"A is . ({revision}+) with {base}, B is . ({revision}+) with {slow};" in ended.output
     assert json.loads((tmp_path / "f.json").read_text())["differ"] == ["planted 1.0 → 2.0"]
 

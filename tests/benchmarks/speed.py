@@ -1,4 +1,4 @@
-"""Our sparse attention and model against torch's, FlexAttention and Hugging Face's: `make bench`.
+"""Our sparse attention against torch's dense attention and FlexAttention: `make bench`.
 
 Each round times all that are compared, so that drift hits them alike; the ratio of a round is the
 datum, and the interval is that of the median ratio. Next to it is what skipping allows: a kernel
@@ -9,17 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.experiments.attention.case import AttentionCase
-from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.meters import Timing, measure_phases
-from nanolib.models.user import logits_of
 from nanolib.stats.intervals import median_interval
-from tests.models.llama import llama_like
 
 HEADS, HEAD_DIM = 8, 64
 RANDOM = [
@@ -28,7 +23,6 @@ RANDOM = [
 ]
 WINDOW = {"pattern": "window", "window": 256}
 LENGTHS, BUDGET_S = (2048, 4096, 8192), 4.0  # seconds per line
-PRESET, LENGTH, PROMPT, NEW_TOKENS = "small", 128, 64, 64
 
 
 def main():
@@ -43,7 +37,6 @@ def main():
     print("backward (FlexAttention has none on CPU)")
     for mask in RANDOM:
         _print_attention("float32", 4096, mask, backward=True)
-    _print_hugging_face()
 
 
 def _times(phases, budget):
@@ -79,32 +72,6 @@ def _print_attention(dtype, n, mask, *, causal=False, backward=False):
         line += f"   flex {_ratio(times['dense'], times['flex'])}"
         line += f"   sparse over flex {_ratio(times['flex'], times['sparse'])}"
     print(line, flush=True)
-
-
-def _print_hugging_face():
-    """Print how many times as fast as `LlamaForCausalLM` our model of the same weights is."""
-    config = NanoConfig.from_preset(PRESET)
-    ours = create_model(config, seed=0)
-    models = {"ours": ours.eval(), "theirs": llama_like(ours).eval()}
-    ids = generate_random_batch(1, LENGTH + 1, config.vocab_size, seed=0)
-    with torch.no_grad():
-        logits = [logits_of(model)(ids) for model in models.values()]
-    apart = (logits[0] - logits[1]).abs().max()
-    print(f"{PRESET}, float32, batch 1: logits at most {apart:.1e} from Hugging Face's Llama")
-    calls = {name: _model_calls(model, ids) for name, model in models.items()}
-    for what in calls["ours"]:
-        times = _times({name: by_name[what] for name, by_name in calls.items()}, 4 * BUDGET_S)
-        print(f"  {what:42} ours is {_ratio(times['theirs'], times['ours'])} as fast", flush=True)
-
-
-def _model_calls(model, ids):
-    generating = Generating(model, ids[:, :PROMPT], NEW_TOKENS)
-    generating.generation.prefill()
-    return {
-        f"forward, n={LENGTH}": Inferring(model, ids[:, :-1], "eager"),
-        f"decode after {PROMPT} to {PROMPT + NEW_TOKENS} tokens": generating.generation.decode,
-        f"training step, n={LENGTH}": Training(model, ids, "eager"),
-    }
 
 
 if __name__ == "__main__":

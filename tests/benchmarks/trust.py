@@ -5,13 +5,11 @@ load, has both ways of collecting: blocks interleaved, and one version after the
 are replayed from it. Any two versions serve as A and B, since what each does more is known and
 divided out. How often each harness calls B slower is printed with its exact 95 % interval. The
 budget of `nano ab` includes its starts and forks. The others have the seconds that it may measure.
-`--live N` adds N real `nano ab` comparisons per cell, as long as a user would wait for them.
 `--minutes` limits the recording.
 """
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +17,9 @@ from scipy.stats import binomtest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nanolib.ab.pairs import Settings, Task
-from nanolib.ab.schedule import TIMED, compare_pairs, compare_versions
+from nanolib.ab.schedule import TIMED, compare_pairs
 from nanolib.stats.compare import THRESHOLD, Kind
 from nanolib.stats.intervals import hodges_lehmann
-from tests.benchmarks.parts.neighbors import busy_neighbors
 from tests.benchmarks.parts.peers import RULES
 from tests.benchmarks.parts.recording import (
     IN_A_ROW_S,
@@ -33,7 +29,6 @@ from tests.benchmarks.parts.recording import (
     record,
     replay_ab,
     replay_peer,
-    request,
     work_versions,
 )
 
@@ -57,7 +52,6 @@ def main():
     """Record, replay, and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--minutes", type=float, default=30.0, help="of recording, over all cells")
-    options.add_argument("--live", type=int, default=1, help="real comparisons per cell")
     options.add_argument("--budget", type=float, default=60.0, help="seconds per comparison")
     options.add_argument("--load", nargs="*", choices=LOADS, default=LOADS)
     chosen = options.parse_args()
@@ -70,9 +64,6 @@ def main():
             for work, recording in recorded.items():
                 _print_row(work, (_ratio(recording, at) for at in range(1, len(UNITS))))
             _print_rates([*recorded.values()], chosen.budget)
-            if chosen.live:
-                with busy_neighbors(load == "loaded"):
-                    _print_live(versions, chosen.live, chosen.budget)
 
 
 def _ratio(recording, version):
@@ -128,27 +119,6 @@ def is_called(verdict, units, kinds):
 def _is_apart(interval, units):
     """Whether it leaves out 1, on the side of B, or on the slower one."""
     return interval.low > 1 if units >= UNITS[0] else interval.high < 1
-
-
-def _print_live(versions, count, budget):
-    """Print verdicts of `nano ab`: each version against the first, and the first against "+5 %"."""
-    by_name = dict(zip(VERSIONS, versions, strict=True))
-    for a, b in [*(("A", name) for name in [*VERSIONS][1:]), ("+5 %", "A")]:
-        sides, verdicts = (by_name[a], by_name[b]), []
-        for i in range(count):
-            work = WORKS[i % len(WORKS)]
-            task = Task("call", "live", {"name": work}, request(work))
-            (found,) = compare_versions(sides, [task], Settings(budget_s=budget))
-            verdicts += found.verdicts.values()
-        truth = VERSIONS[b] / VERSIONS[a]
-        rates = {
-            "called": [verdict.kind in CALLED for verdict in verdicts],
-            "interval apart from 1": [not v.interval.low <= 1 <= v.interval.high for v in verdicts],
-            "holds the truth": [v.interval.low <= truth <= v.interval.high for v in verdicts],
-        }
-        words = ", ".join(f"{what} {_rate(called)}" for what, called in rates.items())
-        kinds = dict(Counter(str(verdict.kind) for verdict in verdicts))
-        print(f"  live, {b} against {a}: {words} {kinds}", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,14 +64,16 @@ def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(st
     assert _since_before(store, ["run7"]).has_regressed
 
 
-def _history(case, values, *changes, metric="latency"):
+def history_of(case, values, *changes, metric="latency"):
     points = pd.DataFrame({"estimate": values, "low": values, "high": values})
     return History("model", case, metric, "decode", points, changes)
 
 
 def test_the_table_of_histories_has_a_line_each_with_its_changes():
     early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
-    lines = table([_history("late", [8.0] * 6 + [10.0], early, late), _history("flat", [2.0, 4.0])])
+    lines = table(
+        [history_of("late", [8.0] * 6 + [10.0], early, late), history_of("flat", [2.0, 4.0])]
+    )
     assert list(lines["last / first"]) == ["+25.0%", "+100.0%"]
     assert list(lines["changes"]) == ["+25.0% between a and b; -20.0% between c and ?", ""]
 
@@ -95,7 +97,7 @@ def test_the_history_with_the_latest_change_comes_first_and_a_flat_one_last(stor
 )
 def test_which_way_is_worse_follows_the_metric(metric, ratio, is_worse):
     values, revisions = [10.0] * 5 + [10.0 * ratio] * 5, [f"r{at}" for at in range(10)]
-    points = _history("", values).points.assign(git_revision=revisions)
+    points = history_of("", values).points.assign(git_revision=revisions)
     assert find_steps(points, metric) == (Change(5, pytest.approx(ratio), is_worse, "r4", "r5"),)
 
 
@@ -105,7 +107,7 @@ def test_an_interval_counts_by_its_relative_width():
     reach = 1.96 * np.log(1.2) * np.sqrt(n / 4 / (PENALTY * np.log(n)))
     for share, places in ((0.99, [5]), (1.01, [])):
         ends = {"low": values * (1 - share * reach), "high": values * (1 + share * reach)}
-        points = _history("", values).points.assign(**ends, git_revision=list("abcdefghij"))
+        points = history_of("", values).points.assign(**ends, git_revision=list("abcdefghij"))
         assert [change.index for change in find_steps(points, "latency")] == places
 
 
@@ -154,4 +156,4 @@ def test_a_change_is_named_with_the_revisions_around_it(store, nano):
 )
 def test_a_command_measures_times_of_two_committed_revisions(revisions, metric, command):
     step = Change(3, 1.25, True, *revisions)
-    assert _history("dense", [], step, metric=metric).command == command
+    assert history_of("dense", [], step, metric=metric).command == command

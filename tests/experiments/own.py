@@ -36,6 +36,11 @@ def case(
     return ModelCase("cpu", preset, preset, overrides, *shape, mode, optimization, new_tokens)
 
 
+def tiny(seed=0, **changes):
+    """A decoder with small sizes, of which some may change."""
+    return create_model(NanoConfig(**TINY | changes), seed=seed)
+
+
 def build(**options):
     """A model that nanolib builds, as a function of the user."""
     return create_model(NanoConfig(**options))

@@ -16,7 +16,7 @@ def test_what_a_recording_gives_is_replayed_in_rows_words_and_pictures(tmp_path)
     """Twenty samples per second, the first of them at a later time than zero."""
     lines = [f"{1000 + at / 20},{102 - 2 * (at % 2)}\n" for at in range(2000)]
     file = tmp_path / "trace.csv"
-    file.write_text("t_s,power_w\n" + "".join(lines))
+    file.write_text("t_s,power_w\n" + "".join(lines) + "1100,0.5\n")  # it is switched off
     params = energy.Params(
         power_trace=str(file),
         phases=["prefill"],
@@ -83,9 +83,5 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
             )
         )
         assert tokens == found.n.iloc[0] + detailed > found.n.iloc[0] and samples > 0
-        sections = store.connection.execute("SELECT name FROM sections ORDER BY id")
-        assert [name for (name,) in sections] == ["idle", "decode", "decode"]
-
-    costs = overhead_table(rows)
-    assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
+    assert list(overhead_table(rows)["mode"]) == ["again", "minimal", "standard", "deep"]
     assert "Most of the forward pass is spent in" in "\n".join(VERDICTS["energy"](rows))

@@ -80,9 +80,6 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown):
     control.value = before
     assert not panel.predicted.value and not panel.measure.disabled and not panel.predict.disabled
     assert panel.command.text.startswith("nano run")
-
-
-def test_a_model_that_does_not_exist_is_a_line(shown):
     panel = shown("model", model="nowhere_at_all:build", overrides={})
     panel.predict.click()
     assert panel.predicted.value.startswith("<b>model: ")

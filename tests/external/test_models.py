@@ -47,7 +47,6 @@ HUGGING_FACE = {
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_parameters_of_models_of_transformers_are_as_many_as_published(name):
-    pytest.importorskip("transformers")
     options, published = HUGGING_FACE[name]
     model = f"hf:{name}{'LMHeadModel' if name == 'GPT2' else 'ForCausalLM'}"
     weights = build_model(model, options, "meta", "bfloat16").parameters()

@@ -8,7 +8,6 @@ import torch
 
 from nanolib.paths import checkout
 from nanolib.run.process import Died
-from tests.gpu.alone import send_part
 from tests.gpu.first_minutes import first_minutes
 from tests.gpu.parts import PARTS, Check
 from tests.processes import ended
@@ -40,17 +39,6 @@ def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes
     assert first_minutes(found, lambda name: [DONE], names[:2], file)
     wrong = RIGHT._replace(holds=False)
     assert not first_minutes(found, lambda name: [wrong, DONE], ["clock"], file)
-
-
-def test_what_breaks_a_part_is_sent_after_its_checks(tmp_path, monkeypatch):
-    def checks(gpu):
-        yield RIGHT
-        raise ValueError("no such kernel\nand more")
-
-    sent = []
-    monkeypatch.setitem(PARTS, "clock", (checks, 30))
-    send_part(sent.append, "clock", tmp_path)
-    assert sent == [RIGHT, {"broke": "ValueError: no such kernel and more"}]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
-from nanolib.meters import energy, power, ranks
+from nanolib.meters import energy, power
 from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
 from nanolib.run.ranks import answer, failure, results_in
@@ -41,12 +41,6 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
     failed = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
     assert is_out_of_memory(RuntimeError(failed))
     assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
-
-
-def test_nccl_sends_past_every_interface(monkeypatch):
-    monkeypatch.setattr("torch.distributed.get_backend", lambda: "nccl")
-    monkeypatch.setattr(ranks, "has_private_network", lambda: True)
-    assert ranks.count_bytes(lambda: pytest.fail("it was called")) is None
 
 
 def test_a_rank_that_nccl_aborts_is_named_with_the_line_of_its_watchdog():

@@ -98,6 +98,9 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
     monkeypatch.setattr(communication, "has_private_network", lambda: True)
     assert communication.count_bytes(call) == 100 and sent[0] == 1000 + 3 * 100 + 4 * 7
     assert ranks.count(("barrier",)) == 8
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")  # past all interfaces
+    assert communication.count_bytes(call) is None
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
     monkeypatch.setattr(communication, "has_private_network", lambda: False)
     assert communication.count_bytes(call) is None
 

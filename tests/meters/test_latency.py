@@ -114,16 +114,18 @@ def test_a_warm_up_that_is_no_outlier_is_cut_and_what_never_settles_is_kept_whol
     assert {Flag.NO_STEADY_STATE, Flag.GOT_SLOWER} <= set(row.flags)
 
 
-def test_a_cut_within_a_block_takes_all_of_it():
-    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=10))
-    assert row.details["warmup_cut"] == 12 and row.n == 6 and row.estimate == 21.5
-    assert len(row.samples) == 30 and row.details["mean"] == np.arange(13, 31).mean()
-
-
-def test_a_cut_that_leaves_too_few_blocks_for_an_interval_is_not_made():
-    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=13))
-    assert (row.n, row.confidence, row.details["warmup_cut"]) == (10, 0.95, 0)
-    assert Flag.NO_STEADY_STATE in row.flags
+@pytest.mark.parametrize(
+    ("cut", "taken", "n", "is_flagged"),
+    [
+        (10, 12, 6, False),  # a cut within a block takes all of it
+        (13, 0, 10, True),  # too few blocks for an interval would be left
+    ],
+)
+def test_a_cut_takes_whole_blocks_and_leaves_enough_of_them(cut, taken, n, is_flagged):
+    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=SteadyState(cut=cut))
+    assert (row.details["warmup_cut"], row.n, row.confidence) == (taken, n, 0.95)
+    assert row.estimate == row.details["mean"] == np.arange(taken + 1, 31).mean()
+    assert len(row.samples) == 30 and (Flag.NO_STEADY_STATE in row.flags) == is_flagged
 
 
 @pytest.mark.parametrize(

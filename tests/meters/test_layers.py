@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
 from nanolib.meters.layers import LayerProfiler
 from nanolib.meters.operations import (
@@ -14,6 +13,7 @@ from nanolib.meters.operations import (
 )
 from nanolib.meters.recording import ProfilingConfig
 from nanolib.models.training import next_token_loss
+from tests.experiments import own
 
 LONG = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(0))
 IDS = LONG[:, :16]
@@ -22,9 +22,7 @@ EACH = ProfilingConfig.deep(every_kth_token=1)
 
 @pytest.fixture
 def model():
-    return create_model(
-        NanoConfig(d_model=32, num_layers=4, num_heads=4, vocab_size=300, context_length=64), seed=0
-    ).eval()
+    return own.tiny(d_model=32, num_layers=4).eval()
 
 
 def _is_as_before(model):

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput
 from nanolib.meters import machine, memory
 from nanolib.meters.machine import resolve_device, this_machine
 
@@ -24,14 +23,6 @@ def test_a_machine_is_told_without_names_and_its_id_is_of_its_hardware_alone():
     one = replace(here, **hardware, gpus=[{"name": "G", "memory_gib": 80}])
     expected = hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", ["G"]]').hexdigest()[:12]
     assert one.machine_id == expected == one.to_dict()["machine_id"]
-
-
-def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 8}, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    assert this_machine().cores == 3
-    monkeypatch.delattr(os, "sched_getaffinity")  # Linux alone has it
-    assert this_machine().cores == 64
 
 
 @pytest.mark.parametrize(
@@ -106,9 +97,6 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert resolve_device("auto") == resolve_device("cuda") == "cuda:0"
     assert resolve_device("cuda:1") == "cuda:1"
-    known = "use auto or one of cpu, cuda:0, cuda:1, mps"
-    with pytest.raises(BadInput, match=f"device: 'xpu' is not available; {known}"):
-        resolve_device("xpu")
 
 
 GIB = 2**30
@@ -205,9 +193,11 @@ def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, versio
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
     assert (machine.cpu_quotas(), memory.free_bytes()) == ([], 20 * GIB)
-    assert this_machine().ram_gib == 32
-    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
-    assert machine.usable_cores() == 8
+    assert (this_machine().ram_gib, this_machine().cores) == (32, 8)
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux, which alone has affinity
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert machine.usable_cores() == 64
 
 
 @pytest.mark.parametrize(("asked", "within"), [(None, 2), ("4", 4)])

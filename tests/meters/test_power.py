@@ -166,13 +166,6 @@ def test_a_counter_that_stands_still_for_five_of_its_updates_is_not_valid(still,
     assert valid or f"did not change in 5 of {still + 4} s" in found.message
 
 
-def test_a_window_between_two_readings_of_a_counter_has_bounds_instead_of_an_error():
-    """RAPL changes each millisecond, and nanolib reads a sensor each 50 ms."""
-    meter = _metered(_counted(0, 10, 20, 30), period_s=0.001)
-    joules, *_ = meter.measurements(Window("w", 1.25, 1.75))
-    assert (joules.low, joules.estimate, joules.high) == (0.0, 5.0, 20.0)
-
-
 def test_a_long_trace_has_sixty_points_or_less():
     """Of a counter that is read four times per change, and of a sensor of power."""
     counter = _metered(_counted(*(10 * (at // 4) for at in range(401))))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import dense
 from nanolib.models.attention.reference import causal_mask, masked_attention
@@ -122,5 +122,3 @@ def test_missing_flash_kernels_are_unsupported():
         Unsupported, match=r"impl FA4 is not available \(ModuleNotFoundError: No module named"
     ):
         dense.activate("FA4")
-    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 does not work with backend"):
-        dense.Options(impl="FA3")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from nanolib import NanoConfig, create_model
 from nanolib.experiments.model.cases import Params
 from nanolib.experiments.model.steps import Inferring, Training
 from nanolib.measurement import Unsupported
@@ -17,9 +16,7 @@ from tests.experiments import own
 
 @pytest.fixture
 def model():
-    return create_model(
-        NanoConfig(d_model=64, num_layers=2, num_heads=4, vocab_size=300, context_length=64), seed=0
-    )
+    return own.tiny(num_layers=2)
 
 
 @pytest.fixture

@@ -23,33 +23,6 @@ def test_a_bag_of_options_gives_each_kind_its_own():
     assert attention.shared_options("sparse", {"window": 7, "backend": "math"}) == Options(window=7)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (
-            {"pattern": "threshold", "sparsity": 0.5},
-            "sparsity: threshold has no sparsity to set; set mass",
-        ),
-        ({"pattern": "document"}, "document_lengths: pattern document needs either"),
-        (
-            {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
-            "document_lengths: pattern document needs either",
-        ),
-        (
-            {"pattern": "own"},
-            "mask_mod: '' does not name a function; write package.module:function",
-        ),
-        (
-            {"mask_mod": "module:function"},
-            "mask_mod: local_global has its own mask; set pattern: own, or remove mask_mod",
-        ),
-    ],
-)
-def test_what_a_pattern_lacks_or_does_not_take_is_one_line(wrong, message):
-    with pytest.raises(BadInput, match=rf"^attention_options\.{message}"):
-        Options(**wrong)
-
-
 def _elements(options, q_len, kv_len, causal):
     mask, _ = masked_by(qkv(1, 2, 2, q_len, kv_len), causal, options)
     return mask[0, 0].tolist()

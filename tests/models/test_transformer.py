@@ -3,16 +3,16 @@ import math
 import pytest
 import torch
 
-from nanolib import NanoConfig, create_model, generate_random_batch
+from nanolib import generate_random_batch
 from nanolib.measurement import BadInput
 from nanolib.models.generation import generation_of
 from nanolib.models.training import load_text, next_token_loss, text_batches, train
 from nanolib.models.transformer import KVCache
+from tests.experiments import own
 
 
-def _tiny(seed=1, **changes):
-    sizes = {"context_length": 64, "d_model": 32, "num_layers": 2, "num_heads": 4}
-    return create_model(NanoConfig(vocab_size=300, **sizes, **changes), seed=seed)
+def _tiny(**changes):
+    return own.tiny(1, d_model=32, num_layers=2, **changes)
 
 
 def _sparse(pattern):

@@ -3,10 +3,8 @@ import textwrap
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from nanolib import NanoConfig, create_model
-from nanolib.cli import main
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
@@ -14,6 +12,7 @@ from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, code_digest, logits_of, resolve
 from nanolib.run.group import start_case
 from tests.models.llama import llama_like
+from tests.processes import invoked
 
 SOURCE = """
     import torch
@@ -45,7 +44,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 def module(tmp_path, monkeypatch):
     (tmp_path / "own_model_for_test.py").write_text(textwrap.dedent(SOURCE))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr(sys, "path", list(sys.path))
     return "own_model_for_test"
 
 
@@ -74,15 +73,13 @@ def test_a_model_fills_no_cache_unless_it_generates(module):
 
 def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_path):
     (tmp_path / f"{module}.py").write_text("raise SystemExit('it was run')")
-    options = ["-p", f"model={module}:build"]
-    output = ["--output", str(tmp_path / "out")]
-    ended = CliRunner().invoke(main, ["run", "model", "--dry-run", *options, *output])
+    asked = "run", "model", "--dry-run", "-p", f"model={module}:build"
+    ended = invoked(*asked, "--output", tmp_path / "out")
     assert ended.exit_code == 0 and "because the model is your own code" in ended.output
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
 
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
-    pytest.importorskip("transformers")
     bert = build_model("hf:BertModel", SMALL, "cpu", "float32")
     with pytest.raises(Unsupported, match="new_tokens: 0"):
         generation_of(bert, IDS, 2)
@@ -91,7 +88,6 @@ def test_an_encoder_neither_generates_nor_learns_and_says_so():
 
 
 def test_a_model_is_asked_no_longer_sequence_than_it_reads():
-    pytest.importorskip("transformers")
     params = model.Params(
         device="cpu",
         model="hf:LlamaForCausalLM",
@@ -106,7 +102,6 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
 
 @torch.no_grad()
 def test_our_transformer_is_llama_to_the_digit():
-    pytest.importorskip("transformers")
     shape = {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_ff": 96, "vocab_size": 300}
     for changes in ({"tie_embeddings": False}, {"num_kv_heads": 2}):
         ours = create_model(NanoConfig(**shape, context_length=64, **changes), seed=0).eval()

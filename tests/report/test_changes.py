@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from nanolib.compare.findings import Comparison, Line, worst_first
-from nanolib.compare.history import Change, History
+from nanolib.compare.history import Change
 from nanolib.report import overview
 from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.regressions import (
@@ -19,17 +19,15 @@ from nanolib.stats.compare import Kind, Verdict
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 from tests.compare.test_compare import measured, run_of
+from tests.compare.test_history import history_of
 from tests.report.rows import points
 
-
-def _history(case, *changed, runs=8):
-    points = pd.DataFrame({"estimate": [10.0] * runs})
-    return History("model", case, "latency", "decode", points, changed)
+STILL = [10.0] * 8
 
 
 def test_the_five_latest_changes_are_named():
-    found = [_history(f"c{at}", Change(at, 1.5, at % 2 == 0, "a", "b")) for at in range(7)]
-    level, *findings = history_verdict([*found, _history("level")])
+    found = [history_of(f"c{at}", STILL, Change(at, 1.5, at % 2 == 0, "a", "b")) for at in range(7)]
+    level, *findings = history_verdict([*found, history_of("level", STILL)])
     assert level.text == "7 of 8 timings changed their level over up to 8 runs"
     ways = ("worse", "better", "worse", "better", "worse")
     changed = [f"model c{at} decode became {way}" for at, way in enumerate(ways)]
@@ -39,7 +37,7 @@ def test_the_five_latest_changes_are_named():
 
 @pytest.mark.parametrize(("runs", "few"), [(5, True), (6, False)])
 def test_six_runs_can_show_a_change(runs, few):
-    said = "\n".join(map(str, history_verdict([_history("c", runs=runs)])))
+    said = "\n".join(map(str, history_verdict([history_of("c", STILL[:runs])])))
     assert ("needs at least 6 runs" in said) == few
 
 

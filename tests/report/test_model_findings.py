@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.measurement import exact
 from tests.report.cases import inference, model_case, timed, warmup_process
-from tests.report.rows import interval, points
+from tests.report.rows import points
 from tests.shown import CHARTS, VERDICTS
 
 TINY = "tiny (dense, float32), batch 3, 64 tokens"
@@ -72,16 +72,13 @@ def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
     assert found == [said] * (agreement < 1)
 
 
-def test_every_time_and_rate_of_generation_has_its_interval(say):
-    cases, found = [inference()], [timed("prefill", 4, 5, 6), timed("decode", 1, 2, 3)]
-    for batch_size, ends in ((3, (90, 99, 120)), (12, (180, 240, 252))):
-        rate = interval("tokens_per_second", *ends, scope="decode")
-        cases.append(model_case("generation", [*found, rate], batch_size=batch_size))
-    times, batches = say("model", cases)[:2]
-    assert times == (
+def test_every_time_of_generation_has_its_interval(say):
+    cases = [
+        inference(),
+        model_case("generation", [timed("prefill", 4, 5, 6), timed("decode", 1, 2, 3)]),
+    ]
+    assert say("model", cases)[0] == (
         f"{TINY}: Inference takes 12.0 ms [11.0 … 15.0] and a generated token 2.00 ms "
         "[1.00 … 3.00]: the first token takes 5.00 ms [4.00 … 6.00]; inference reads 16,000 "
         "tokens/s [12,800 … 17,450]."
     )
-    said = "each user gets 20.0 [15.0 … 21.0] instead of 33.0 [30.0 … 40.0] tokens/s."
-    assert batches.endswith(said)

@@ -8,7 +8,7 @@ import pytest
 from nanolib.experiments import ALL, MEASURING
 from nanolib.measurement import Flag, Measurement, Status
 from nanolib.paths import checkout
-from nanolib.report import overview, page
+from nanolib.report import page
 from nanolib.report.theme import is_empty
 from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
@@ -40,7 +40,6 @@ def failed(tmp_path_factory):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
             store.add(Run(job.name, MACHINE, rows=rows))
         rows, _ = store.report_data(store.resolve("all"))
-    assert set(overview.failures(rows)["message"]) == {"out of luck"}
     return rows
 
 

@@ -22,8 +22,12 @@ def misbehave(request):
     if dist.get_rank() == request["rank"]:
         if request["how"] == "raise":
             raise ValueError("two\nlines")
+        if request["how"] == "raise alone":
+            raise RuntimeError("two\nlines")
         if request["how"] == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        spin(request)
+    if request["how"] == "raise alone":  # the others are busy, and meet no error
         spin(request)
     dist.barrier()
 

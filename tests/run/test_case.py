@@ -95,11 +95,3 @@ def test_whether_a_case_runs_here_is_said_with_its_time_and_memory(
     assert table["here"].str.startswith(told[2]).all()
     names = [*map(str, cases)] if told[1] != "—" else [f"{cases[0]} and 1 more"]
     assert list(table["case"]) == names
-
-
-def test_a_roofline_is_the_slower_of_products_and_copies_and_needs_both_rates():
-    assert roofline_ms(6e9, 1e6, "float32", RATES) == 3000
-    assert roofline_ms(6e9, 5e6, "float32", RATES) == 5000
-    for lacking in RATES:
-        known = {name: rate for name, rate in RATES.items() if name != lacking}
-        assert roofline_ms(6e9, 1e6, "float32", known) is None

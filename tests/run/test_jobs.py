@@ -1,15 +1,14 @@
 """Jobs run one after another on a machine that may be busy, and Ctrl-C ends the last of them."""
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import nbformat
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput, RunStatus
+from nanolib.measurement import RunStatus
 from nanolib.paths import DATABASE
-from nanolib.run import jobs, notebooks
+from nanolib.run import notebooks
 from nanolib.run.jobs import execute, plan
 from nanolib.run.process import Died, call_in_process
 from nanolib.store import Store
@@ -82,15 +81,3 @@ def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
     with pytest.raises(Died, match=r"^ZeroDivisionError: division"):
         list(call_in_process(execute, paths, {"a": 1}, {}, tmp_path / "log", limit_s=300))
     assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()
-
-
-def test_a_parameter_belongs_to_one_of_the_two_notebooks_of_a_suite(monkeypatch):
-    files = {name: Path(f"{name}.yml") for name in ("attention", "model")}
-    monkeypatch.setattr(jobs, "params_files", lambda: {"mine": files})
-    with pytest.raises(BadInput, match="name one of attention, model"):
-        plan(ALL, ["mine"], {"seed": 1}, {})
-
-
-def test_a_suite_after_another_is_not_suggested_again():
-    with pytest.raises(BadInput, match=r"; name one suite \(.*full.*\) first, or none$"):
-        plan(ALL, ["quick", "full"], {}, {})

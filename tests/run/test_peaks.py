@@ -9,7 +9,7 @@ import pytest
 from nanolib.measurement import Flag, Measurement
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import peaks, sweep
-from nanolib.run.peaks import ceiling_cases, ceilings_of, measure_ceiling, rate, rate_rows
+from nanolib.run.peaks import ceiling_cases, ceilings_of, measure_ceiling, rate_rows
 from nanolib.stats.intervals import Interval
 from tests.run.sample_experiment import Params
 from tests.store.rows import make_run
@@ -34,29 +34,23 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     assert found["copy"].message == "copy of 2 MiB"
 
 
-def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
-    row = rate("tokens_per_second", 8, replace(LATENCY, flags=(Flag.GOT_SLOWER,)))
-    assert (row.low, row.estimate, row.high, row.samples) == (400, 800, 1600, (800, 400))
-    assert (row.scope, row.method, row.flags) == (
+def test_a_rate_turns_the_interval_round_and_a_share_includes_that_of_the_peak_rate_too():
+    latency = replace(LATENCY, flags=(Flag.GOT_SLOWER,))
+    rates = {"float32": Interval(0.8e11, 1e11, 2e11)}
+    found, share = rate_rows(latency, 5e8, "float32", rates)
+    assert (found.low, found.estimate, found.high) == pytest.approx((2.5e10, 5e10, 1e11))
+    assert found.samples == pytest.approx((5e10, 2.5e10))
+    assert (found.scope, found.method, found.flags) == (
         "decode",
         "amount/perf_counter",
-        (Flag.GOT_SLOWER,),
+        latency.flags,
     )
-    alone = rate("tokens_per_second", 8, replace(LATENCY, low=None, high=None))
-    assert (alone.low, alone.estimate, alone.high) == (None, 800, None)
-
-
-def test_a_share_includes_the_interval_of_the_peak_rate_too():
-    latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
-    rates = {"float32": Interval(0.8e11, 1e11, 2e11)}
-    found, share = rate_rows(latency, 5e7, "float32", rates)
-    assert (found.low, found.estimate, found.high) == pytest.approx((4e10, 5e10, 6.25e10))
-    ends = 4e10 / 2e11, 0.5, 6.25e10 / 0.8e11
+    ends = 2.5e10 / 2e11, 0.5, 1e11 / 0.8e11
     assert (share.low, share.estimate, share.high) == pytest.approx(ends)
     assert "8e+10 … 2e+11" in share.message
-    _, share = rate_rows(replace(latency, low=None, high=None), 5e7, "float32", rates)
+    _, share = rate_rows(replace(latency, low=None, high=None), 5e8, "float32", rates)
     assert (share.low, share.estimate, share.high) == (None, 0.5, None)
-    assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]
+    assert [row.metric for row in rate_rows(latency, 5e8, "float32", {})] == ["flops_per_second"]
 
 
 def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merged_later(store):

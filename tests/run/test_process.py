@@ -58,8 +58,9 @@ def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
     assert ended(*command, cwd=checkout()).returncode == -9
 
 
-def _child(**options):
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options).pid
+def _child():
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    return subprocess.Popen(command, start_new_session=True).pid
 
 
 def _has_ended(pid):
@@ -141,14 +142,9 @@ def test_bad_input_is_raised_with_all_of_its_lines():
     assert error.value.lines == ("model: none", "seed: 0")
 
 
-def hangs_with_a_child(send):
-    send(_child(start_new_session=True))
-    time.sleep(600)
-
-
 def test_at_the_time_limit_all_that_it_started_is_ended():
-    sent = call_in_process(hangs_with_a_child, limit_s=0.5)
-    child = next(sent)
+    sent = call_in_process(greet, "Ada", limit_s=0.5)
+    _, child = next(sent)
     with pytest.raises(Late, match=r"^the call takes more than 0\.5 s$"):
         next(sent)
     until(lambda: _has_ended(child), HANGING_S)

@@ -35,6 +35,7 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
     ("how", "rank", "words", "traceback"),
     [
         ("raise", 1, "raised ValueError: two lines", 'raise ValueError("two'),
+        ("raise alone", 1, "raised RuntimeError: two lines", 'raise RuntimeError("two'),
         ("die", 0, "was killed by SIGKILL", ""),
         ("hang", 1, "did not join a collective before the others timed out", ""),
     ],

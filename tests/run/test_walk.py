@@ -1,4 +1,4 @@
-"""Run every value of the full parameters and the scenarios once, small, or show why it cannot run.
+"""Run every value of the full parameters once, small, or show why it cannot run.
 
 A new attention, pattern, dtype, optimization, precision or algorithm fails here until it is walked.
 """
@@ -22,7 +22,6 @@ from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
-from nanolib.run.jobs import SCENARIOS, params_files, plan
 from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
@@ -214,10 +213,3 @@ def test_every_attention_type_and_pattern_is_walked():
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
     replaced = [kind["pattern"] for kind in params_of("attention", {}).quality_attentions]
     assert {*replaced} == {*PATTERNS, *CHOOSERS} - {"document", "prefix_lm", "own"}
-
-
-@pytest.mark.parametrize("scenario", params_files()[SCENARIOS])
-def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
-    (job,) = plan(ALL, [scenario], {"device": "cpu"}, {})
-    for field in ("algorithms", "prefill_algorithms", "dtypes"):
-        assert set(getattr(job.params, field)) <= _walked("distributed", field)

@@ -145,18 +145,3 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         export.write(store, ["a"], folder / "y.json")
     assert [file.name for file in folder.iterdir()] == ["x.json"]
-
-
-def test_a_damaged_database_is_refused_and_not_exported_in_part(tmp_path):
-    path, target = tmp_path / "damaged.sqlite", tmp_path / "x.json"
-    with Store(path) as store:
-        store.add(
-            make_run("a", rows={f"c{at}": ({"name": f"x{at}"}, [LATENCY]) for at in range(80)})
-        )
-        store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    content = path.read_bytes()
-    middle = int(0.4 * len(content))
-    path.write_bytes(content[:middle] + b"\xff" * 4096 + content[middle + 4096 :])
-    with Store(path) as store, pytest.raises(BadInput, match=r"damaged\.sqlite cannot be used"):
-        export.write(store, ["a"], target)
-    assert not target.exists()

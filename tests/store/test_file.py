@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.paths import checkout, put_in_place
+from nanolib.paths import checkout
 from nanolib.store import Store
 from nanolib.store.connection import WAIT_S
 from nanolib.store.schema import SCHEMA_VERSION
@@ -110,18 +110,6 @@ def test_a_full_disk_is_one_line_and_what_was_there_stays(tmp_path):
         assert len(store.runs()) == len(stored) == len(store.measurements()) > 5
 
 
-def test_a_file_is_put_in_place_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "x.json"
-    target.write_text("old")
-    with pytest.raises(KeyboardInterrupt), put_in_place(target) as file:
-        file.write_text("half")
-        raise KeyboardInterrupt
-    assert target.read_text() == "old"
-    with put_in_place(target) as file:
-        file.write_text("new")
-    assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
-
-
 def test_of_two_files_the_damaged_one_is_named_in_one_line(tmp_path):
     paths = ours, theirs = [tmp_path / name / "results.sqlite" for name in ("ours", "theirs")]
     for path in paths:
@@ -141,5 +129,7 @@ def test_of_two_files_the_damaged_one_is_named_in_one_line(tmp_path):
     assert f"{theirs} cannot be merged into {ours} (" in nano("merge", theirs)
     ours.write_bytes(theirs.read_bytes())
     theirs.write_bytes(whole)
-    for command in (("report",), ("runs",), ("compare", theirs, "latest")):
+    target = tmp_path / "x.json"
+    for command in (("report",), ("runs",), ("export", target), ("compare", theirs, "latest")):
         assert f"{ours} cannot be used (" in nano(*command)
+    assert not target.exists()

@@ -73,6 +73,8 @@ def test_old_runs_go_and_running_ones_stay(store):
     for days in (-1, float("nan")):
         with pytest.raises(BadInput, match=f"max_age_days: {days} is not valid; give 0 or more"):
             store.cleanup_old_runs(days)
+    with pytest.raises(BadInput, match="run: b is still running; stop it first"):
+        store.cleanup_old_runs(None, run_ids=["b"])
     assert len(store.runs()) == 4
     elsewhere = "UPDATE runs SET process = '0123abcd:1:2.00' WHERE run_id = 'b'"
     store.connection.execute(elsewhere)  # a machine that cannot be asked, 40 days ago

@@ -75,11 +75,6 @@ class Recording:
     fork_s: float
 
 
-def request(work):
-    """What a version is asked for."""
-    return {"do": "function", "function": f"work:{work}", "setup": ""}
-
-
 def record(versions, work, loaded, seconds):
     """Both ways of collecting in turn, in processes that are often replaced."""
     generations, forks = [], []
@@ -89,7 +84,7 @@ def record(versions, work, loaded, seconds):
             begun = time.monotonic()
             processes = sides.renew()
             for process in processes:
-                process.ask(**request(work))
+                process.ask(do="function", function=f"work:{work}", setup="")
             call_ms = max(sum(process.time_block(2, keep=False)[-1]) for process in processes)
             forks.append((time.monotonic() - begun) * 2 / len(processes))
             calls = block_calls(call_ms)

@@ -28,10 +28,12 @@ def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_cha
     assert case.formulas()["bytes"] == moved + sum(x.nbytes for x in (*gradients, *taken, *changed))
 
 
-def test_a_step_is_predicted_by_the_peak_rates():
+def test_a_step_is_predicted_by_the_peak_rates_if_both_are_known():
     rates = {name: Interval(rate, rate, rate) for name, rate in (("float32", 1e12), ("copy", 1e9))}
-    found = own.case("training", shape=(16, 1)).formulas(rates)
+    case = own.case("training", shape=(16, 1))
+    found = case.formulas(rates)
     assert found["latency"] == pytest.approx(found["bytes"] / 1e6)
+    assert not any("latency" in case.formulas({name: rates[name]}) for name in rates)
 
 
 @pytest.mark.parametrize(("n", "keys"), [(40, 15), (10, 10)])

@@ -9,7 +9,6 @@ from nanolib.models.user import build_model
 from tests.experiments import own
 from tests.measuring import breakdown
 
-pytest.importorskip("transformers")
 N, BATCH = 20, 2
 BASE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
 ATTENDS = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

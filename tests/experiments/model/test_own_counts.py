@@ -32,7 +32,6 @@ PER_PAIR = LAYERS * 4 * HEADS * HEAD_DIM  # FLOPs of a query and a key
 
 @pytest.fixture(autouse=True)
 def _mine(tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
     (tmp_path / "mine_for_counts.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
 

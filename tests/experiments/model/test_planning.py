@@ -7,7 +7,7 @@ import pytest
 from nanolib.experiments.model.look import blocks_of
 from nanolib.experiments.model.planner import Request, plan_use, uses_of
 from nanolib.experiments.model.planning import plan
-from nanolib.measurement import BadInput, MemoryKind
+from nanolib.measurement import MemoryKind
 from tests.experiments import own
 from tests.experiments.own import checked
 from tests.processes import invoked
@@ -156,14 +156,3 @@ def test_training_is_mixed_unless_a_dtype_is_given():
     mixed = Request(model=TINY, memory="1GiB", kv_dtype="float16").title
     assert mixed.startswith("float32, training in mixed precision, cache in float16, 1 ×")
     assert Request(model=TINY, memory="1GiB", dtype="bfloat16").title.startswith("bfloat16, 1 ×")
-
-
-def test_a_class_of_text_and_images_that_has_no_plan_gets_a_way_to_plan_its_text():
-    fields = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 300}
-    parts = {
-        "text_config": fields | heads,
-        "vision_config": fields | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
-    }
-    with pytest.raises(BadInput, match="to plan only its text model, use a config"):
-        plan("hf:Gemma3ForConditionalGeneration", "1GiB", seq_len=16, options=parts)
