@@ -22,14 +22,8 @@ from nanolib.meters.sampler import (
     pause_collector,
 )
 from nanolib.meters.turns import Round, take_turns
-from nanolib.stats.steady import (
-    GROUP,
-    SteadyState,
-    count_outliers,
-    ljung_box_p,
-    steady_state,
-    without_outliers,
-)
+from nanolib.stats.changes import GROUP, SteadyState, steady_state
+from nanolib.stats.intervals import count_outliers, ljung_box_p, without_outliers
 
 
 def measure(

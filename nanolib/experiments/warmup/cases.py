@@ -22,7 +22,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Grid, Length, Preset
-from nanolib.stats.steady import warm_up
+from nanolib.stats.changes import warm_up
 
 
 class Params(OwnModelParams):
