@@ -117,7 +117,6 @@ def execute(
     paths: Sequence[Path],
     parameters: Values,
     variables: Mapping[str, str],
-    log: Path,
 ) -> None:
     """Execute a notebook with papermill, for `call_in_process`.
 
@@ -126,21 +125,15 @@ def execute(
         paths: The notebook, and the file of the executed notebook.
         parameters: Parameters to inject into the notebook.
         variables: Environment variables of the kernel.
-        log: File for the output of this process and of the kernel.
 
     Raises:
         Died: A cell raised an exception, or the kernel ended.
     """
-    with log.open("w", encoding="utf-8") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
     os.environ |= variables
     import papermill
 
-    # Papermill replaces names in braces by parameters, even in a path.
-    source, target = (str(path).replace("{", "{{").replace("}", "}}") for path in paths)
     try:
-        papermill.execute_notebook(source, target, parameters, progress_bar=False)
+        papermill.execute_notebook(*paths, parameters, progress_bar=False)
     except Exception as error:
         traceback.print_exc()
         # The text of papermill's own exception contains the traceback of the cell.

@@ -195,9 +195,9 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
             paths,
             job.params.nest_settings(job.values),
             variables,
-            command.logs / f"{job.title}.log",
             limit_s=math.inf,
             stopped=watch,
+            log=command.logs / f"{job.title}.log",
         ):
             pass
     except Died as error:

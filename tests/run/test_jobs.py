@@ -75,12 +75,12 @@ def test_a_job_that_is_not_done_says_why(store, reason, message, said):
 
 @pytest.mark.notebook
 def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
-    paths = [tmp_path / f"{name} {{label}}.ipynb" for name in ("source", "target")]
+    paths = [tmp_path / f"{name}.ipynb" for name in ("source", "target")]
     kernel = {"name": "python3", "language": "python", "display_name": "Python"}
     cells = [nbformat.v4.new_code_cell("1 / 0")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])
     with pytest.raises(Died, match=r"^ZeroDivisionError: division"):
-        list(call_in_process(execute, paths, {"a": 1}, {}, tmp_path / "log", limit_s=300))
+        list(call_in_process(execute, paths, {"a": 1}, {}, limit_s=300, log=tmp_path / "log"))
     assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()
 
 
