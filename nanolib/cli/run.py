@@ -233,8 +233,8 @@ def _conclude(result) -> list[str]:
 def _show_plan(jobs: list[Any]):
     """Print the cases of a dry run, and the expected duration of each notebook."""
     from nanolib.meters.machine import this_machine
-    from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks import ceilings_of
+    from nanolib.run.prepare import dry_run_table, expected_s
 
     machine_id, path, expected = this_machine().machine_id, output_folder() / DATABASE, []
     with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.

@@ -21,10 +21,10 @@ from nanolib.report.display import CommandLine, Table, live_chart
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.dry_run import prediction_table
 from nanolib.run.group import Canceled
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks import ceilings_of
+from nanolib.run.prepare import prediction_table
 from nanolib.store import Store
 
 

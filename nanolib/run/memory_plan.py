@@ -24,8 +24,8 @@ from nanolib.meters.operations import write_trace
 from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
+from nanolib.run.outcome import PredictedOutOfMemory
 from nanolib.run.params import Params
-from nanolib.run.timeout import PredictedOutOfMemory
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _PLANS: dict[str, Plan] = {}

@@ -31,21 +31,18 @@ from nanolib.run.group import (
     measure_group,
     run_in_process,
 )
+from nanolib.run.outcome import Outcome
 from nanolib.run.params import Params
 from nanolib.run.peaks import ceilings_of, measured_before
+from nanolib.run.prepare import new_run, take_over
 from nanolib.run.process import device_lock, lock_path, say
-from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
-from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 
 __all__ = ["SweepRun", "measure"]
 
 Progress = Callable[[int, int, str], object]
 MAX_ATTEMPTS = 2
-# With a notebook, a collection of all objects takes 0.1 s, and each timing has many collections.
-# Therefore, nanolib freezes the objects between groups, unless other code has frozen this many.
-_MANY_OBJECTS = 1_000
 
 
 class SweepRun:
@@ -164,7 +161,7 @@ def measure(
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
             _Sweep(params, sweep_run, stop).measure(cases, on_progress)
-        except (KeyboardInterrupt, Canceled):
+        except KeyboardInterrupt:  # `Canceled` is one too.
             store.forget_started(sweep_run.run_id)
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
             raise
@@ -202,14 +199,13 @@ class _Sweep:
         ]
         done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(bool(on_progress), total=len(cases), initial=done, unit="case")
-        freezes = gc.get_freeze_count() < _MANY_OBJECTS
         with bar, contextlib.ExitStack() as heap:
-            if freezes:
-                heap.callback(gc.unfreeze)
+            heap.callback(gc.unfreeze)
             for group in groups:
+                # With a notebook, a collection of all objects takes 0.1 s, and each timing has many
+                # collections. A collection skips frozen objects.
                 gc.collect()
-                if freezes:
-                    gc.freeze()
+                gc.freeze()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
                     on_progress(done, len(cases), str(group[0]))
@@ -218,7 +214,7 @@ class _Sweep:
                 with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for case in group:
-                    flag_interference(outcomes[case.case_id], load)
+                    outcomes[case.case_id].add_interference(load)
                     store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
                 done += len(group)
                 bar.update(len(group))

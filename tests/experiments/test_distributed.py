@@ -57,7 +57,7 @@ def test_a_case_that_does_not_fit_is_a_row_and_the_rest_of_its_group_is_launched
     monkeypatch.setattr(
         case.ShardedCase, "launch", lambda _, ready, __: launched.extend(ready) or ()
     )
-    outcomes = group.measure_launch([dense, ring], _params(), lambda *_: None)
+    outcomes = group.measure_group([dense, ring], _params(), {})
     assert [one.status for one in outcomes.values()] == ["oom_predicted", "ok"]
     assert launched == [ring] and dense.group == ring.group
 

@@ -12,8 +12,8 @@ from nanolib.measurement import Unsupported
 from nanolib.meters import energy, power, ranks
 from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
+from nanolib.run.outcome import is_out_of_memory
 from nanolib.run.ranks import answer, failure, results_in
-from nanolib.run.timeout import is_out_of_memory
 
 NVML = MagicMock(
     NVMLError=OSError,

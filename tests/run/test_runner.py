@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nanolib.paths import checkout
-from nanolib.run.provenance import git_revision
+from nanolib.run.prepare import git_revision
 from nanolib.store import Store
 from tests import processes
 
