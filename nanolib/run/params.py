@@ -5,12 +5,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 
-from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
-from nanolib.measurement import MOST_LABEL, BadInput, quote
+from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
+from nanolib.measurement import MOST_LABEL, quote
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import Collect, Timing
-from nanolib.models import attention, training
-from nanolib.params import StrictModel, Values
+from nanolib.params import StrictModel
 
 Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
@@ -86,26 +85,16 @@ class Params(StrictModel):
             BadInput: The code that a parameter names does not exist.
         """
 
-    def timing(self, device: str) -> dict[str, Any]:
-        """Return the arguments of `nanolib.meters.latency.measure` for a call on `device`."""
-        return {
-            "rel_ci": self.rel_ci,
-            "budget_s": self.budget_s,
-            "device": device,
-            "collect": self._collect,
-        }
-
-    def make_timing(
-        self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total"
-    ) -> Timing:
-        """Make the `Timing` that a case yields. Other cases may be timed in turns with this case.
+    def timing(self, device: str, phases: Mapping[str, Callable[[], object]], **changes) -> Timing:
+        """Make the `Timing` of some calls, such as the one that a case yields.
 
         Args:
             device: Device on which the calls compute.
             phases: Name of each scope → function to time.
-            total: Scope of the sum of all phases.
+            changes: Other values of the fields of `Timing`.
         """
-        return Timing(phases, total=total, **self.timing(device))
+        settings = {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "collect": self._collect}
+        return Timing(phases, device=device, **settings | changes)
 
     def with_collector(self, collect: Collect) -> Self:
         """Return a copy of the parameters. Timings with this copy call `collect` for blocks."""
@@ -121,12 +110,6 @@ class Params(StrictModel):
         return self.model_dump(mode="json", exclude={"suite", "label", "resume", "trace"})
 
 
-def check_corpus(value: str) -> str:
-    """Return `value` if it names a text that can be read."""
-    training.load_text(value, max_bytes=2)
-    return value
-
-
 def check_heads(params):
     """Return `params` if `num_kv_heads` divides `num_heads`. 0 means `num_heads`."""
     heads, kv_heads = params.num_heads, params.num_kv_heads
@@ -135,30 +118,3 @@ def check_heads(params):
             f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
         )
     return params
-
-
-def check_preset(preset: str, overrides: Values, longest: tuple[str, int]) -> None:
-    """Check a preset with `overrides`: its attention, and its longest sequence.
-
-    Args:
-        preset: Key of `PRESETS`.
-        overrides: Fields of `NanoConfig` that differ from the preset.
-        longest: Name of the parameter that sets the longest sequence, and that length in tokens.
-
-    Raises:
-        ValueError: A value is not valid for the preset. The message begins with the name of a
-            parameter.
-    """
-    try:
-        config = NanoConfig.from_preset(preset, **overrides)
-        attention.shared_options(config.attention_type, config.attention_options)
-    except BadInput as error:
-        raise ValueError(
-            "; ".join(f"overrides: {preset}: {line}" for line in error.lines)
-        ) from None
-    name, tokens = longest
-    if tokens > config.context_length:
-        raise ValueError(
-            f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
-            f"give a shorter length or set overrides: {{context_length: {tokens}}}"
-        )

@@ -91,7 +91,7 @@ class SampleCase(Case):
         if self.behavior == "nan":
             yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})
         if self.of:
-            timed = yield params.make_timing("cpu", {"work": work})
+            timed = yield params.timing("cpu", {"work": work})
             yield timed["work"]
         else:
             yield Measurement("latency", 1.0, scope="work")

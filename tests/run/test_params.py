@@ -8,9 +8,9 @@ import yaml
 
 from nanolib import NanoConfig
 from nanolib.experiments import ALL
+from nanolib.experiments.model.cases import check_preset
 from nanolib.measurement import BadInput
 from nanolib.params import read_yaml
-from nanolib.run import params as shared
 
 
 def _params(name):
@@ -116,9 +116,9 @@ def test_a_repeated_value_is_measured_once():
 
 def test_a_sequence_may_be_as_long_as_the_context():
     longest = NanoConfig.from_preset("decoder_tiny").context_length
-    shared.check_preset("decoder_tiny", {"vocab_size": 256}, ("a", longest))
+    check_preset("decoder_tiny", {"vocab_size": 256}, ("a", longest))
     with pytest.raises(ValueError, match=f"a: {longest + 1} exceeds the context_length {longest}"):
-        shared.check_preset("decoder_tiny", {}, ("a", longest + 1))
+        check_preset("decoder_tiny", {}, ("a", longest + 1))
 
 
 def test_what_papermill_sets_must_be_a_parameter():
