@@ -177,8 +177,8 @@ class Explore:
             worker.join(1.0)
         self.power.value = ""
 
-    def _progress(self, done: int, total: int, case: str):
-        self.status.value = f"{done} of {total}: {escape(case)}"
+    def _progress(self, line: str):
+        self.status.value = escape(line)
         self._show()
 
     def _show(self):

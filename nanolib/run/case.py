@@ -6,21 +6,16 @@ results, plan its memory, and measure itself.
 
 import hashlib
 import json
-import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-import torch
-
-from nanolib.measurement import Flag, Measurement, Unsupported
+from nanolib.measurement import Measurement, Unsupported
 from nanolib.meters.call_check import CallCheck
-from nanolib.meters.machine import usable_cores
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.numbers import MIB
-from nanolib.run.ranks import Message, run_ranks
 from nanolib.stats.intervals import Interval, mean_interval
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
@@ -58,11 +53,13 @@ class Case:
 
     Attributes:
         supports_ab: Whether `nano ab` can time the case in turns in two versions of the code.
+        shares_launch: Whether `launch`, not `measure`, measures the cases of a group.
         VARIES: Factors in which the cases of a group differ, the name of the case first.
         device: Device on which the case runs.
     """
 
     supports_ab: ClassVar[bool] = True
+    shares_launch: ClassVar[bool] = False
     VARIES: ClassVar[tuple[str, ...]] = ()
 
     device: str
@@ -100,6 +97,15 @@ class Case:
         Args:
             params: Parameters of the notebook.
             ceilings: Peak rates that this run has measured, as for `roofline_ms`.
+        """
+        raise NotImplementedError
+
+    def launch(self, cases: Sequence["Case"], params) -> Iterator[tuple["Case", Measurement]]:
+        """Measure cases of a group in one launch of processes, and yield each case with its rows.
+
+        Args:
+            cases: Cases of the group that can run, this case first.
+            params: Parameters of the notebook.
         """
         raise NotImplementedError
 
@@ -147,92 +153,6 @@ class Case:
         """Sixteen hexadecimal digits that depend only on the case's class and factors."""
         text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class RanksCase(Case):
-    """A case that runs on one or more ranks, and has fields `world_size` and `threads`.
-
-    If the case has a group, nanolib calls `launch(cases, params)` instead of `measure`. The method
-    measures `cases`, the cases of the group that can run, in one launch of the ranks. The method
-    yields pairs of a case and its row.
-
-    Attributes:
-        nodes: Number of machines. The factors omit `nodes` on a single machine.
-    """
-
-    supports_ab: ClassVar[bool] = False
-
-    nodes: int = field(default=1, kw_only=True)
-
-    @property
-    def factors(self) -> dict[str, Any]:
-        """The factors that define the case: name → value."""
-        factors = super().factors
-        if self.nodes == 1:
-            del factors["nodes"]
-        return factors
-
-    @property
-    def ranks_here(self) -> int:
-        """The largest number of ranks on one machine."""
-        return math.ceil(self.world_size / self.nodes)
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The GPUs of the ranks on this machine, or the CPU that the ranks share."""
-        if not self.device.startswith("cuda"):
-            return (self.device,)
-        return tuple(f"cuda:{n}" for n in range(min(self.ranks_here, torch.cuda.device_count())))
-
-    @property
-    def sharing(self) -> int:
-        """The number of ranks that share one memory. On a GPU, each rank has its own memory."""
-        return 1 if self.device.startswith("cuda") else self.ranks_here
-
-    @property
-    def ranks(self) -> str:
-        """The number of ranks and machines, as text."""
-        return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
-
-    @property
-    def is_oversubscribed(self) -> bool:
-        """Whether the ranks on a CPU need more cores than this machine has.
-
-        On GPUs, a case runs only if each rank has its own GPU.
-        """
-        is_on_cpu = not self.device.startswith("cuda")
-        return is_on_cpu and self.ranks_here * self.threads > usable_cores()
-
-
-def measure_on_ranks(
-    body: Callable[[Message], Any], cases: Sequence[RanksCase], params
-) -> tuple[list[Any], tuple[Flag, ...]]:
-    """Run cases on the same ranks, and return each rank's result and the flags of all rows.
-
-    Args:
-        body: Function that each rank calls, as for `run_ranks`. Its request has the factors of the
-            `cases`, the `seed`, and the time budget `budget_s`, s.
-        cases: Cases to measure, with the same number of ranks and threads.
-        params: Parameters of the distributed notebook.
-    """
-    case = cases[0]
-    answers = run_ranks(
-        body,
-        {
-            "cases": [case.factors for case in cases],
-            "seed": params.seed,
-            "budget_s": params.budget_s,
-        },
-        world_size=case.world_size,
-        device=case.device,
-        # The ranks end before the case's own limit, so that the error can name the slow rank.
-        timeout_s=0.9 * params.case_timeout_s,
-        threads=case.threads,
-        rank_timeout_s=params.rank_timeout_s,
-        private_network=params.private_network,
-    )
-    return answers, (Flag.OVERSUBSCRIBED,) if case.is_oversubscribed else ()
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:

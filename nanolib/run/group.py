@@ -17,7 +17,7 @@ from nanolib.meters.machine import limit_threads
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.meters.turns import speed_up_row
-from nanolib.run.case import Case, Ceilings, RanksCase
+from nanolib.run.case import Case, Ceilings
 from nanolib.run.memory_plan import check_case, shortage
 from nanolib.run.outcome import Outcome
 from nanolib.run.params import Params
@@ -87,7 +87,7 @@ def measure_group(
             with within(case.case_id):
                 check_case(case)
                 ready.append(case)
-        if isinstance(cases[0], RanksCase) and cases[0].group:
+        if cases[0].shares_launch:
             _launch(ready, params, outcomes, add)
         else:
             _take_turns(ready, params, ceilings, within, add)
@@ -144,8 +144,8 @@ def _pairs(cases: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
     return ((a, b) for a, b in itertools.permutations(cases, 2) if b.is_baseline)
 
 
-def _launch(cases: Sequence[RanksCase], params: Params, outcomes: dict[str, Outcome], add: Add):
-    """Measure the cases of a group on the same ranks. If the launch fails, all its cases fail."""
+def _launch(cases: Sequence[Case], params: Params, outcomes: dict[str, Outcome], add: Add):
+    """Measure the cases of a group in one launch. If the launch fails, all its cases fail."""
     launch = Outcome()
     with launch.within(params.case_timeout_s):
         for case, row in cases[0].launch(cases, params) if cases else ():

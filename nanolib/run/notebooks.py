@@ -124,9 +124,7 @@ def run_jobs(
 
     with bar, contextlib.suppress(KeyboardInterrupt):
         for job, result in zip(jobs, results, strict=True):
-            if bar.disable:
-                cases = f"{result.cases} cases" if result.cases else "reads the database"
-                say(f"{result.name}: {cases}")
+            say(f"{result.name}: {result.cases} cases")
             run_job(job, result, command, bar, say)
             for line in (str(result), *conclude(result)):
                 say(line)
@@ -219,13 +217,13 @@ def _judge(result: NotebookResult, reason: str, store: Store):
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
     """Return a table of each job's status, cases and duration, with the total in the last line."""
-    lines, total_s = [], 0.0
+    lines = []
     for result in results:
         counts = dict(result.statuses)
         ok = counts.pop("ok", "—")
         other = ", ".join(f"{count} {status}" for status, count in counts.items()) or "—"
         seconds = f"{result.seconds:.1f}"
         lines.append([result.name, result.status, result.cases or "—", ok, other, seconds])
-        total_s += result.seconds
+    total_s = sum(result.seconds for result in results)
     lines.append(["total", "", "", "", "", f"{total_s:.1f}"])
     return pd.DataFrame(lines, columns=["notebook", "status", "cases", "ok", "other", "total s"])

@@ -6,7 +6,6 @@ case becomes a row with its status and message, and the sweep continues.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import sqlite3
@@ -41,7 +40,6 @@ from nanolib.store import Store
 
 __all__ = ["SweepRun", "measure"]
 
-Progress = Callable[[int, int, str], object]
 MAX_ATTEMPTS = 2
 
 
@@ -104,7 +102,7 @@ def measure(
     *,
     store: Store | None = None,
     stop: threading.Event | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[str], object] | None = None,
 ) -> SweepRun:
     """Measure all cases of an experiment on this machine.
 
@@ -115,8 +113,8 @@ def measure(
         stop: Event that ends the current case and interrupts the run. If the case runs in this
             process, nanolib cannot interrupt the case, so the run ends after the case.
         on_progress: Function that replaces the progress bar. Before each group of cases, the
-            function receives the number of finished cases, the number of all cases, and the name of
-            the group's first case. While the run waits, the name is a line about the wait.
+            function receives a line with the number of finished cases and the name of the group's
+            first case. While the run waits, the line is about the wait.
 
     Returns:
         The run. The status of the run is `running` until you call `finish`.
@@ -139,19 +137,17 @@ def measure(
         raise BadInput(f"{params.NAME}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
-    wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
 
     def pause(seconds: float):
         if stop.wait(seconds):
             raise Canceled
 
     devices = {each for case in cases for each in case.devices}
+    name, log = f"{params.NAME} {params.label}".strip(), on_progress or say
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
-            locks.enter_context(
-                device_lock(each, f"{params.NAME} {params.label}".strip(), wait, pause)
-            )
+            locks.enter_context(device_lock(each, name, log, pause))
         store = store or Store()
         run = new_run(params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
@@ -191,7 +187,7 @@ class _Sweep:
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
-    def measure(self, cases: Sequence[Case], on_progress: Progress | None):
+    def measure(self, cases: Sequence[Case], on_progress: Callable[[str], object] | None):
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [
@@ -208,7 +204,7 @@ class _Sweep:
                 gc.freeze()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
-                    on_progress(done, len(cases), str(group[0]))
+                    on_progress(f"{done} of {len(cases)}: {group[0]}")
                 if self._stop.is_set():
                     raise Canceled
                 with watch_cpus() as load:

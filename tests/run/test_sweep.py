@@ -108,7 +108,7 @@ def test_two_runs_at_once_are_both_whole(measure, store, tmp_path):
     until((tmp_path / "waiting").exists)
     lines = []
 
-    def release(done, total, line):
+    def release(line):
         lines.append(line)
         (tmp_path / "go").touch()
 
