@@ -19,7 +19,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.power import find_sources
 from nanolib.report.display import CommandLine, Table, live_chart
 from nanolib.report.theme import empty_chart
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run import sweep
 from nanolib.run.group import Canceled
 from nanolib.run.jobs import DEFAULT_SUITE, plan

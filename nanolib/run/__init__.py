@@ -1,6 +1,7 @@
 """Make cases from the parameters of a notebook, measure the cases, and store the rows.
 
-- `params` and `case` define the cases. `memory_plan` and `peaks` predict the results of the cases.
+- `case` has the base classes of parameters and cases. `memory_plan` and `peaks` predict the results
+  of the cases.
 - `prepare` predicts a whole run, records the code and the machine, and finds a run to continue.
 - `sweep` locks the devices and skips the finished cases. For each other case, `sweep` stores a
   `started` row, measures the case, and stores its rows.

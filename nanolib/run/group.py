@@ -17,10 +17,9 @@ from nanolib.meters.machine import limit_threads
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
 from nanolib.meters.turns import speed_up_row
-from nanolib.run.case import Case, Ceilings
+from nanolib.run.case import Case, Ceilings, Params
 from nanolib.run.memory_plan import check_case, shortage
 from nanolib.run.outcome import Outcome
-from nanolib.run.params import Params
 from nanolib.run.process import Died, Late, call_in_process
 
 _GRACE_S = 5.0  # Extra time in which an interrupted case reports its own timeout, s.

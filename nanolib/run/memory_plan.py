@@ -23,9 +23,8 @@ from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
 from nanolib.meters.operations import write_trace
 from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Params, Plan
 from nanolib.run.outcome import PredictedOutOfMemory
-from nanolib.run.params import Params
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _PLANS: dict[str, Plan] = {}

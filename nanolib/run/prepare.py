@@ -19,9 +19,8 @@ from nanolib.models.user import code_digest
 from nanolib.numbers import MIB, format_number
 from nanolib.params import Values
 from nanolib.paths import LAUNCH_VARIABLE, revision_of
-from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.run.case import Case, Ceilings, Params, Plan
 from nanolib.run.memory_plan import check_case
-from nanolib.run.params import Params
 from nanolib.run.process import say
 from nanolib.stats.intervals import Interval
 from nanolib.store import Run, Store

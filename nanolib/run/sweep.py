@@ -22,7 +22,7 @@ from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause,
 from nanolib.meters.interference import watch_cpus
 from nanolib.meters.machine import limit_threads, resolve_device
 from nanolib.paths import LAUNCH_VARIABLE
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Params
 from nanolib.run.group import (
     Canceled,
     fit_together,
@@ -31,7 +31,6 @@ from nanolib.run.group import (
     run_in_process,
 )
 from nanolib.run.outcome import Outcome
-from nanolib.run.params import Params
 from nanolib.run.peaks import ceilings_of, measured_before
 from nanolib.run.prepare import new_run, take_over
 from nanolib.run.process import device_lock, lock_path, say

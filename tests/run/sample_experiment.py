@@ -13,7 +13,7 @@ import torch
 
 from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters.recording import Trace
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run.case import Case, Plan
 from tests.waiting import until
 

@@ -11,13 +11,14 @@ from torch import Tensor
 from nanolib.measurement import Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure_phases
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
+from nanolib.meters.latency import compile_row, timed_call_ms
 from nanolib.models import attention
 from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
-from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, plan_case, trace
 from nanolib.run.peaks import rate_rows, roofline_ms
 

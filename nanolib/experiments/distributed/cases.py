@@ -11,9 +11,8 @@ from nanolib.measurement import Measurements, Provenance, Unsupported, exact
 from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.numbers import MIB
-from nanolib.run import params as shared
-from nanolib.run.case import Case, Ceilings, Plan
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, check_heads
+from nanolib.run import case as shared
+from nanolib.run.case import Batch, Case, Ceilings, Count, Dtypes, Grid, Length, Plan, check_heads
 from nanolib.run.ranks import HANG_S, nodes_of
 
 

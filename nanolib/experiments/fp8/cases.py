@@ -12,12 +12,12 @@ from nanolib.experiments.fp8.small_decoder import TRAINED, ParityCase
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.measurement import Measurement, exact
+from nanolib.meters.latency import timed_call_ms
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8, training
 from nanolib.models.user import logits_of
-from nanolib.run.case import Case, Ceilings, Measuring, Predicted, timed_call_ms
+from nanolib.run.case import Batch, Case, Ceilings, Count, Length, Measuring, Predicted, Preset
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length, Preset
 from nanolib.run.peaks import ceiling_cases, no_product, rate, rate_rows, tf32_products
 
 # Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.

@@ -22,7 +22,7 @@ from nanolib.models.user import (
     runs_code,
 )
 from nanolib.params import Values
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run.case import Case
 from nanolib.run.peaks import ceiling_cases
 
