@@ -256,7 +256,7 @@ def _spec(
     """Return what to compare. Two interpreters need no revision, and then run the working tree."""
     from nanolib.ab.run import Spec
     from nanolib.ab.versions import HERE, inspect_interpreter
-    from nanolib.run.jobs import plan
+    from nanolib.params import plan_jobs
 
     revisions = given = names[:2]
     if pythons:
@@ -284,7 +284,7 @@ def _spec(
         start = checkout()
         jobs = [
             (job.name, job.values)
-            for job in plan(ALL, notebooks, overrides, {})
+            for job in plan_jobs(ALL, notebooks, overrides, {})
             if any(case.supports_ab for case in job.cases())
         ]
     return Spec(revisions, start, jobs, functions, setup, interpreters)

@@ -17,12 +17,12 @@ from nanolib.measurement import BadInput, Status, cause
 from nanolib.meters.energy import EnergyMeter, Track, Window
 from nanolib.meters.machine import this_machine
 from nanolib.meters.power import find_sources
+from nanolib.params import DEFAULT_SUITE, plan_jobs
 from nanolib.report.display import CommandLine, Table, live_chart
 from nanolib.report.theme import empty_chart
 from nanolib.run import case as shared
 from nanolib.run import sweep
 from nanolib.run.group import Canceled
-from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks import ceilings_of
 from nanolib.run.prepare import prediction_table
 from nanolib.store import Store
@@ -214,7 +214,7 @@ def _last_power(track: Track) -> str:
 
 def command_of(params: shared.Params) -> str:
     """Return the `nano run` command with the parameters that differ from the default suite."""
-    (job,) = plan(ALL, [DEFAULT_SUITE, params.NAME], {}, {})
+    (job,) = plan_jobs(ALL, [DEFAULT_SUITE, params.NAME], {}, {})
     usual = job.params.defining()
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():

@@ -1,4 +1,4 @@
-"""Start processes that end with this process, kill processes, and lock devices for one process.
+"""Start processes that end with this process, execute notebooks, and lock devices for a process.
 
 This file imports only the standard library at its top, because `nano ab` also loads this file in
 interpreters without other packages.
@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,39 @@ def _serve(parent: int, connection: Connection, log: Path | None):
         connection.send(error)
     except BaseException as error:  # A user's code may call sys.exit.
         connection.send(Died(cause(error)))
+
+
+def execute(
+    send: Callable[[Any], None],
+    source: Path,
+    target: Path,
+    parameters: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> None:
+    """Execute a notebook with papermill, for `call_in_process`.
+
+    Args:
+        send: Function that this function does not call.
+        source: The notebook.
+        target: File of the executed notebook.
+        parameters: Parameters to inject into the notebook.
+        variables: Environment variables of the kernel.
+
+    Raises:
+        Died: A cell raised an exception, or the kernel ended.
+    """
+    import papermill
+
+    from nanolib.measurement import one_line
+
+    os.environ |= variables
+    try:
+        papermill.execute_notebook(source, target, parameters, progress_bar=False)
+    except Exception as error:
+        traceback.print_exc()
+        # The text of papermill's own exception contains the traceback of the cell.
+        name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        raise Died(f"{name}: {one_line(text)}") from None
 
 
 def kill_tree(pid: int) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from nanolib import params
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, RunStatus
+from nanolib.params import plan_jobs
 from nanolib.paths import DATABASE
-from nanolib.run import jobs, notebooks
-from nanolib.run.jobs import execute, plan
-from nanolib.run.process import Died, call_in_process
+from nanolib.run import notebooks
+from nanolib.run.process import Died, call_in_process, execute
 from nanolib.store import Store
 from tests.store.rows import make_run
 
@@ -41,7 +42,7 @@ def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
     monkeypatch.setattr(notebooks, "device_lock", locked)
     monkeypatch.setattr(notebooks, "_run_papermill", run)
     monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
-    jobs = plan(ALL, SCENARIOS, {}, {})
+    jobs = plan_jobs(ALL, SCENARIOS, {}, {})
     results = notebooks.run_jobs(jobs, notebooks.Command(tmp_path), said.append)
     assert begun == SCENARIOS[:2] and said[0] == "not a quiet machine: others use cpu"
     assert not [line for line in said[1:] if "quiet machine" in line]
@@ -52,7 +53,7 @@ def test_a_command_says_once_what_is_in_its_way_and_ctrl_c_starts_no_other_job(
     ]
     waits = [line for line in said if line.startswith("waiting")]
     assert waits == [f"waiting for cpu before {title}" for title in begun]
-    summary = plan(ALL, ["summary"], {}, {})  # it measures nothing
+    summary = plan_jobs(ALL, ["summary"], {}, {})  # it measures nothing
     said.clear()
     notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
     assert said and not [line for line in said if "quiet" in line or "waiting" in line]
@@ -80,17 +81,17 @@ def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
     cells = [nbformat.v4.new_code_cell("1 / 0")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])
     with pytest.raises(Died, match=r"^ZeroDivisionError: division"):
-        list(call_in_process(execute, paths, {"a": 1}, {}, limit_s=300, log=tmp_path / "log"))
+        list(call_in_process(execute, *paths, {"a": 1}, {}, limit_s=300, log=tmp_path / "log"))
     assert "1 / 0" in (tmp_path / "log").read_text() and paths[1].exists()
 
 
 def test_a_parameter_belongs_to_one_of_the_two_notebooks_of_a_suite(monkeypatch):
     files = {name: Path(f"{name}.yml") for name in ("attention", "model")}
-    monkeypatch.setattr(jobs, "params_files", lambda: {"mine": files})
+    monkeypatch.setattr(params, "params_files", lambda: {"mine": files})
     with pytest.raises(BadInput, match="name one of attention, model"):
-        plan(ALL, ["mine"], {"seed": 1}, {})
+        plan_jobs(ALL, ["mine"], {"seed": 1}, {})
 
 
 def test_a_suite_after_another_is_not_suggested_again():
     with pytest.raises(BadInput, match=r"; name one suite \(.*full.*\) first, or none$"):
-        plan(ALL, ["quick", "full"], {}, {})
+        plan_jobs(ALL, ["quick", "full"], {}, {})

@@ -19,10 +19,9 @@ from nanolib.meters import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.optimize import OPTIMIZATIONS
-from nanolib.params import read_yaml
-from nanolib.paths import checkout
+from nanolib.params import plan_jobs, read_yaml
+from nanolib.paths import SCENARIOS, checkout, params_files
 from nanolib.run import sweep
-from nanolib.run.jobs import SCENARIOS, params_files, plan
 from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
@@ -218,6 +217,6 @@ def test_every_attention_type_and_pattern_is_walked():
 
 @pytest.mark.parametrize("scenario", params_files()[SCENARIOS])
 def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
-    (job,) = plan(ALL, [scenario], {"device": "cpu"}, {})
+    (job,) = plan_jobs(ALL, [scenario], {"device": "cpu"}, {})
     for field in ("algorithms", "prefill_algorithms", "dtypes"):
         assert set(getattr(job.params, field)) <= _walked("distributed", field)
