@@ -91,11 +91,10 @@ def measure_group(
         else:
             _take_turns(ready, params, ceilings, within, add)
     except torch.AcceleratorError:
-        return {
-            case_id: outcome
-            for case_id, outcome in outcomes.items()
-            if "device_lost" in outcome.details
-        }
+        lost = {case_id: own for case_id, own in outcomes.items() if "device_lost" in own.details}
+        if not lost:  # No case is at fault.
+            raise
+        return lost
     return outcomes
 
 

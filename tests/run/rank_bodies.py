@@ -23,6 +23,7 @@ def misbehave(request):
         if request["how"] == "raise":
             raise ValueError("two\nlines")
         if request["how"] == "die":
+            print("Watchdog caught collective operation timeout", flush=True)  # as NCCL prints
             os.kill(os.getpid(), signal.SIGKILL)
         spin(request)
     dist.barrier()
