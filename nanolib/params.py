@@ -1,9 +1,13 @@
-"""Check parameters with pydantic, read YAML, and report each bad field in one line."""
+"""Check parameters with pydantic, read params files, and make the jobs of a command line.
+
+Each bad field is reported in one line.
+"""
 
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,7 +15,9 @@ import pydantic
 import yaml
 
 from nanolib.measurement import BadInput, did_you_mean, quote
+from nanolib.paths import SCENARIOS, notebook_of, params_files
 
+DEFAULT_SUITE = "quick"
 Values = Mapping[str, Any]  # Name of a field → value.
 
 
@@ -190,3 +196,81 @@ def _load(what: str, text: str):
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]})") from None
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run.
+
+    Attributes:
+        experiment: Module of the notebook's experiment.
+        values: Parameters to inject into the notebook. Their types are not checked.
+        params: All parameters of the notebook, with checked types.
+    """
+
+    experiment: Any
+    values: Values
+    params: StrictModel
+
+    @property
+    def name(self) -> str:
+        """The name of the notebook and of its experiment."""
+        return self.params.NAME
+
+    @property
+    def title(self) -> str:
+        """The file name of the executed notebook: the name of the scenario or of the notebook."""
+        suite = self.params.suite
+        return suite if suite.startswith(f"{self.name}-") else self.name
+
+    def cases(self) -> list[Any]:
+        """Return the cases of the notebook. The summary has no cases, as it only reads results."""
+        return self.experiment.cases(self.params) if hasattr(self.experiment, "cases") else []
+
+
+def plan_jobs(
+    experiments: Mapping[str, Callable[[], Any]],
+    targets: Sequence[str],
+    overrides: Values,
+    scheduling: Values,
+) -> list[Job]:
+    """Make the jobs of a command line, and check all parameters before anything runs.
+
+    Args:
+        experiments: Name of a notebook → function that loads its experiment.
+        targets: Names of scenarios, or of a suite and its notebooks. The default suite is `quick`.
+            By default, nanolib runs all notebooks of the suite.
+        overrides: Parameters that replace the values in the params files.
+        scheduling: Values of `label` and `resume`.
+
+    Raises:
+        BadInput: A suite, notebook or parameter is unknown, or a value is not valid.
+    """
+    jobs = []
+    given = {name: value for name, value in scheduling.items() if value}
+    for file in _params_files(targets, overrides):
+        suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
+        experiment = experiments[notebook_of(file)]()
+        flat = experiment.Params.flat
+        values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
+        jobs.append(Job(experiment, values, experiment.Params(**values)))
+    return jobs
+
+
+def _params_files(targets: Sequence[str], overrides: Values) -> list[Path]:
+    """Find the params files of a command line."""
+    folders = params_files()
+    suite, *names = targets if targets and targets[0] in folders else (DEFAULT_SUITE, *targets)
+    of_suite, scenarios = folders.get(suite, {}), folders.get(SCENARIOS, {})
+    known = scenarios | of_suite
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, set(known | folders) - {name})
+            raise BadInput(
+                f"run: {quote(name)} is neither a notebook of {suite} ({', '.join(of_suite)}) nor "
+                f"a scenario ({', '.join(scenarios)}); {hint and f'{hint} '}name one suite "
+                f"({', '.join(folders)}) first, or none"
+            )
+    if overrides and not names and len(of_suite) > 1:
+        raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(of_suite)}")
+    return [file for name, file in known.items() if name in (names or of_suite)]

@@ -15,6 +15,7 @@ LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
 # The number of a command's first process. The CPU time of its descendants belongs to the command.
 FIRST_VARIABLE = "NANOLIB_FIRST_PROCESS"
 DATABASE = "results.sqlite"
+SCENARIOS = "scenarios"  # Folder of `params/` with single runs. The other folders are suites.
 # A git hook sets these variables. They make git change the repository and the index of the hook.
 _OF_HOOKS = (
     "GIT_DIR",
@@ -55,6 +56,25 @@ def checkout() -> Path:
         "notebooks: this folder and its parents have no notebooks/ and params/; run "
         "`nano init DIR`, and start nano in DIR"
     )
+
+
+def params_files() -> dict[str, dict[str, Path]]:
+    """Map each folder of `params/` to the params files of its notebooks, by name.
+
+    The file of the summary is last, because the summary reads all results.
+    """
+    found = {}
+    notebooks = {file.stem for file in (checkout() / "notebooks").glob("*.ipynb")}
+    files = (checkout() / "params").glob("[!.]*/*.yml")
+    for file in sorted(files, key=lambda file: (file.stem == "summary", file)):
+        if notebook_of(file) in notebooks:
+            found.setdefault(file.parent.name, {})[file.stem] = file
+    return found
+
+
+def notebook_of(file: Path) -> str:
+    """Return the notebook of a params file. The name of a scenario begins with its notebook."""
+    return file.stem.partition("-")[0]
 
 
 def installed_workbook() -> Path:

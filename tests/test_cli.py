@@ -11,8 +11,9 @@ from nanolib.experiments import ALL, doctor
 from nanolib.models import attention
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.params import plan_jobs
+from nanolib.paths import SCENARIOS, params_files
 from nanolib.run import peaks
-from nanolib.run.jobs import SCENARIOS, params_files, plan
 from nanolib.store import Store
 from tests.processes import ended, invoked
 
@@ -73,12 +74,12 @@ def test_an_error_of_a_library_or_a_process_is_one_line(nano, monkeypatch, error
 
 def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
     for folder in params_files():
-        jobs = plan(ALL, [folder], {}, {})
+        jobs = plan_jobs(ALL, [folder], {}, {})
         assert {job.name for job in jobs} == ({"distributed"} if folder == SCENARIOS else {*ALL})
     named = ["quick", "attention", "model", "attention"]
-    assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
+    assert [job.name for job in plan_jobs(ALL, named, {}, {})] == ["attention", "model"]
     scenario = next(iter(params_files()[SCENARIOS]))
-    assert [job.title for job in plan(ALL, [scenario] * 2, {}, {})] == [scenario]
+    assert [job.title for job in plan_jobs(ALL, [scenario] * 2, {}, {})] == [scenario]
 
 
 def test_list_names_all_that_a_command_line_can_name():

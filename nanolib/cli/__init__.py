@@ -7,7 +7,7 @@ No other package imports `nanolib.cli`.
 import click
 
 import nanolib
-from nanolib.cli import ab, compare, results, run
+from nanolib.cli import compare, results, run
 from nanolib.cli.common import Commands
 
 
@@ -27,8 +27,8 @@ for command in (
     run.doctor,
     run.plan,
     compare.compare,
-    ab.ab,
-    compare.history,
+    compare.ab,
+    results.history,
     results.runs,
     results.report,
     results.export,

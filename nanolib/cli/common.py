@@ -117,6 +117,16 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
+def echo_cases(table):
+    """Print a table of cases, without empty columns, under the words that all its cases share."""
+    from nanolib.compare.findings import share_words
+
+    shared, names = share_words(list(table["experiment"] + " " + table["case"]))
+    lines = table.drop(columns="experiment").assign(case=names)
+    echo("", *([f"all: {' '.join(shared)}"] if shared else []))
+    echo_table(lines.loc[:, lines.astype(bool).any()])
+
+
 def _parse_pairs(_context, _option, pairs: tuple[str, ...]) -> dict[str, str]:
     """Return the parameters of `-p NAME=VALUE` as name → text. The last value of a name counts."""
     values = {}
@@ -147,6 +157,9 @@ output_option = click.option(
     expose_value=False,
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+everything_option = click.option(
+    "--all", "everything", is_flag=True, help="Show unchanged cases too. Default: only changes."
+)
 pairs_option = click.option(
     "-p",
     "--param",

@@ -1,5 +1,8 @@
-"""Compare two stored runs with `nano compare`, and all stored runs with `nano history`."""
+"""Compare two stored runs, or two versions of code or packages, measured in turns."""
 
+import itertools
+import math
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,25 +12,28 @@ from typing import Any
 import click
 
 from nanolib.cli.common import (
+    EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_OK,
+    SECONDS,
     SHARE,
     command,
     echo,
-    echo_table,
+    echo_cases,
+    everything_option,
     file_option,
     option,
     output_option,
+    pairs_option,
     to_json,
 )
 from nanolib.experiments import ALL
-from nanolib.measurement import METRICS, BadInput
-from nanolib.paths import DATABASE
+from nanolib.measurement import BadInput, quote
+from nanolib.paths import DATABASE, checkout
 from nanolib.store import Store
 
-_everything = click.option(
-    "--all", "everything", is_flag=True, help="Show unchanged cases too. Default: only changes."
-)
+_CALLABLE = "PACKAGE.MODULE:FUNCTION"
+_TIME = {"type": SECONDS, "metavar": "SECONDS"}
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +56,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("base")
 @click.argument("current")
-@_everything
+@everything_option
 @click.option(
     "--strict",
     is_flag=True,
@@ -141,47 +147,8 @@ def _echo_findings(table):
     notes = {"": ""}
     for _, part in table.groupby("experiment", sort=False) if len(table) else ():
         numbers = [notes.setdefault(text, str(len(notes))) for text in part["note"]]
-        _echo_cases(part.assign(note=numbers))
+        echo_cases(part.assign(note=numbers))
     echo("", *(f"{number}: {note}" for note, number in notes.items() if note))
-
-
-def _echo_cases(table):
-    """Print a table of cases, without empty columns, under the words that all its cases share."""
-    from nanolib.compare.findings import share_words
-
-    shared, names = share_words(list(table["experiment"] + " " + table["case"]))
-    lines = table.drop(columns="experiment").assign(case=names)
-    echo("", *([f"all: {' '.join(shared)}"] if shared else []))
-    echo_table(lines.loc[:, lines.astype(bool).any()])
-
-
-@command(
-    "nano history",
-    "nano history attention --all",
-)
-@click.argument("experiments", nargs=-1, type=click.Choice(ALL), metavar="[EXPERIMENT]...")
-@option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
-@_everything
-@output_option
-def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None:
-    """Show when and by how much the results of each case changed.
-
-    A change needs at least three runs on each side. To compare the last run with the run before,
-    use nano compare latest~1 latest. Below the table, nanolib names the five latest changes, each
-    with a nano ab command that measures, in turns, the revisions before and after the change.
-    """
-    from nanolib.compare.history import histories, table
-    from nanolib.report.regressions import history_verdict
-
-    with Store(create=False) as store:
-        figures = store.figures(metric, store.machines()["machine_id"])
-    if experiments:
-        figures = figures[figures["experiment"].isin(experiments)]
-    found = histories(figures, metric)
-    if shown := [series for series in found if everything or series.changes]:
-        _echo_cases(table(shown))
-    # Without its period, a line ends with a command that you can copy.
-    echo(*(str(series).removesuffix(".") for series in history_verdict(found)))
 
 
 def _read_side(side: str, name: str):
@@ -203,3 +170,121 @@ def _read_side(side: str, name: str):
             raise BadInput(f"{side}: {name!r} has no measurements; name another run")
         latencies = store.figures("latency", rows["machine_id"].unique(), RECENT_RUNS)
         return rows, store.runs_of(run_ids), latencies
+
+
+@command(
+    "nano ab main . attention -p seq_lens='[4096]'",
+    "nano ab main . --call mypackage.module:step --budget 60s",
+    "nano ab --python a/bin/python --python b/bin/python --call mine:step",
+)
+@click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
+@pairs_option
+@click.option(
+    "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time. Repeatable."
+)
+@click.option(
+    "--setup",
+    default="",
+    metavar=_CALLABLE,
+    help="Function that creates the argument of --call. Not timed.",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="FILE",
+    help="Interpreter of a version, once for A and once for B. Default: this interpreter.",
+)
+@option("--budget", "50s", "Time limit per case, including process start-up.", **_TIME)
+@option("--total", None, "Time limit for all cases, in equal shares. Default: no limit.", **_TIME)
+@findings
+def ab(
+    names: tuple[str, ...],
+    pairs: dict[str, str],
+    functions: tuple[str, ...],
+    setup: str,
+    pythons: tuple[str, ...],
+    threshold: float,
+    budget: float,
+    total: float | None,
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
+    """Compare two versions, measured in turns. Exit code 1 reports a regression or a new failure.
+
+    REV_A and REV_B are git revisions, or `.` for the working tree. Without a notebook or --call,
+    nano compares the timed cases of the quick suite. With --python, both interpreters run the
+    working tree, unless you name a revision.
+
+    nano alternates blocks of both versions in random order, in many pairs of fresh processes, and
+    judges all pairs once. At the default threshold of 5%, nanolib reports a slow-down of exactly 5%
+    as a regression in about half of the comparisons. With --threshold 2.5%, nanolib reports the
+    same slow-down in most comparisons.
+    """
+    from nanolib.ab.pairs import Settings
+    from nanolib.ab.run import run_ab
+
+    # A canceled job ends with SIGTERM. The worktrees are then removed as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    found = run_ab(
+        _spec(names, pairs, functions, setup, pythons),
+        Settings(threshold, budget, total or math.inf),
+        lambda line: echo(line, err=True),
+        _agree,
+    )
+    show_comparison(found, True, json_file, markdown_file)
+    if found.has_regressed or found.lost:
+        sys.exit(EXIT_FAILED)
+    # If each case fails in both versions, the command line is wrong: for example, its function
+    # needs an argument.
+    sys.exit(EXIT_OK if found.is_compared else EXIT_BAD_INPUT)
+
+
+def _agree(seconds: float):
+    """In a terminal, ask the user to confirm a comparison of more than five minutes."""
+    if seconds > 300 and sys.stdin.isatty() and sys.stderr.isatty():
+        click.confirm("Continue?", default=True, abort=True, err=True)
+
+
+def _spec(
+    names: tuple[str, ...],
+    overrides: dict[str, str],
+    functions: tuple[str, ...],
+    setup: str,
+    pythons: tuple[str, ...],
+):
+    """Return what to compare. Two interpreters need no revision, and then run the working tree."""
+    from nanolib.ab.run import Spec
+    from nanolib.ab.versions import HERE, inspect_interpreter
+    from nanolib.params import plan_jobs
+
+    revisions = given = names[:2]
+    if pythons:
+        given = tuple(itertools.takewhile(lambda name: name not in ALL, given))
+        revisions = (given * 2)[:2] or (".", ".")
+    notebooks = names[len(given) :]
+    if len(revisions) < 2:
+        raise BadInput(
+            f"revision: {quote(given[0]) if given else 'none'} is given; give two revisions, "
+            "such as main and . (the working tree)"
+        )
+    if functions and (notebooks or overrides):
+        raise BadInput(
+            "--call: cannot be combined with a notebook or -p; leave out --call or the others"
+        )
+    if setup and not functions:
+        raise BadInput(f"--setup: {setup!r} needs --call; name a function to time with --call")
+    if len(pythons) not in (0, 2):
+        raise BadInput(
+            f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
+        )
+    interpreters = tuple(inspect_interpreter(python) for python in pythons) or (HERE, HERE)
+    start, jobs = Path.cwd(), []
+    if not functions:
+        start = checkout()
+        jobs = [
+            (job.name, job.values)
+            for job in plan_jobs(ALL, notebooks, overrides, {})
+            if any(case.supports_ab for case in job.cases())
+        ]
+    return Spec(revisions, start, jobs, functions, setup, interpreters)

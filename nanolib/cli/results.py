@@ -1,4 +1,4 @@
-"""List, report, export, import and delete stored runs."""
+"""List, report, follow, export, import and delete stored runs."""
 
 import webbrowser
 from collections.abc import Sequence
@@ -11,13 +11,16 @@ from nanolib.cli.common import (
     NewFile,
     command,
     echo,
+    echo_cases,
     echo_json,
     echo_table,
+    everything_option,
     json_option,
+    option,
     output_option,
 )
-from nanolib.experiments import sections
-from nanolib.measurement import BadInput
+from nanolib.experiments import ALL, sections
+from nanolib.measurement import METRICS, BadInput
 from nanolib.paths import expand_home, output_folder
 from nanolib.store import Store
 
@@ -78,6 +81,35 @@ def write_report(names: Sequence[str], folder: Path) -> Path:
 
     with Store(create=False) as store:
         return build(store, select_runs(store, names), folder, sections())
+
+
+@command(
+    "nano history",
+    "nano history attention --all",
+)
+@click.argument("experiments", nargs=-1, type=click.Choice(ALL), metavar="[EXPERIMENT]...")
+@option("--metric", "latency", "Metric to show.", "METRIC", type=click.Choice(METRICS))
+@everything_option
+@output_option
+def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None:
+    """Show when and by how much the results of each case changed.
+
+    A change needs at least three runs on each side. To compare the last run with the run before,
+    use nano compare latest~1 latest. Below the table, nanolib names the five latest changes, each
+    with a nano ab command that measures, in turns, the revisions before and after the change.
+    """
+    from nanolib.compare.history import histories, table
+    from nanolib.report.regressions import history_verdict
+
+    with Store(create=False) as store:
+        figures = store.figures(metric, store.machines()["machine_id"])
+    if experiments:
+        figures = figures[figures["experiment"].isin(experiments)]
+    found = histories(figures, metric)
+    if shown := [series for series in found if everything or series.changes]:
+        echo_cases(table(shown))
+    # Without its period, a line ends with a command that you can copy.
+    echo(*(str(series).removesuffix(".") for series in history_verdict(found)))
 
 
 @command(

@@ -66,7 +66,7 @@ def list_names() -> None:
 def _names() -> dict[str, dict[str, str]]:
     """Return the names of each list, as title → name → description."""
     from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
-    from nanolib.run.jobs import SCENARIOS, params_files
+    from nanolib.paths import SCENARIOS, params_files
 
     suites = params_files()
     scenarios = suites.pop(SCENARIOS, {})
@@ -183,7 +183,7 @@ def run(
     By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
     scenarios. If you name a notebook, --help shows its parameters too.
     """
-    from nanolib.run.jobs import plan as plan_jobs
+    from nanolib.params import plan_jobs
 
     targets = (suite, *targets) if suite else targets
     jobs = plan_jobs(ALL, targets, pairs, {"label": label, "resume": resume})
@@ -233,8 +233,8 @@ def _conclude(result) -> list[str]:
 def _show_plan(jobs: list[Any]):
     """Print the cases of a dry run, and the expected duration of each notebook."""
     from nanolib.meters.machine import this_machine
-    from nanolib.run.dry_run import dry_run_table, expected_s
     from nanolib.run.peaks import ceilings_of
+    from nanolib.run.prepare import dry_run_table, expected_s
 
     machine_id, path, expected = this_machine().machine_id, output_folder() / DATABASE, []
     with Store(path if path.exists() else ":memory:") as store:  # A dry run writes no file.

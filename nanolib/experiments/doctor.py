@@ -23,7 +23,7 @@ from nanolib.models import attention
 from nanolib.models.attention.dense import flash_attn_version
 from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.peaks import PRODUCTS, ceiling_cases, no_product

@@ -17,14 +17,14 @@ from nanolib.measurement import BadInput, Status, cause
 from nanolib.meters.energy import EnergyMeter, Track, Window
 from nanolib.meters.machine import this_machine
 from nanolib.meters.power import find_sources
+from nanolib.params import DEFAULT_SUITE, plan_jobs
 from nanolib.report.display import CommandLine, Table, live_chart
 from nanolib.report.theme import empty_chart
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run import sweep
-from nanolib.run.dry_run import prediction_table
 from nanolib.run.group import Canceled
-from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks import ceilings_of
+from nanolib.run.prepare import prediction_table
 from nanolib.store import Store
 
 
@@ -177,8 +177,8 @@ class Explore:
             worker.join(1.0)
         self.power.value = ""
 
-    def _progress(self, done: int, total: int, case: str):
-        self.status.value = f"{done} of {total}: {escape(case)}"
+    def _progress(self, line: str):
+        self.status.value = escape(line)
         self._show()
 
     def _show(self):
@@ -214,7 +214,7 @@ def _last_power(track: Track) -> str:
 
 def command_of(params: shared.Params) -> str:
     """Return the `nano run` command with the parameters that differ from the default suite."""
-    (job,) = plan(ALL, [DEFAULT_SUITE, params.NAME], {}, {})
+    (job,) = plan_jobs(ALL, [DEFAULT_SUITE, params.NAME], {}, {})
     usual = job.params.defining()
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():

@@ -1,6 +1,7 @@
 """Measure latency: the median of the block medians in the steady state, with its interval."""
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import Flag, Measurement, Unsupported
+from nanolib.meters.call_check import CallCheck
 from nanolib.meters.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
 from nanolib.meters.sampler import (
@@ -22,14 +24,8 @@ from nanolib.meters.sampler import (
     pause_collector,
 )
 from nanolib.meters.turns import Round, take_turns
-from nanolib.stats.steady import (
-    GROUP,
-    SteadyState,
-    count_outliers,
-    ljung_box_p,
-    steady_state,
-    without_outliers,
-)
+from nanolib.stats.changes import GROUP, SteadyState, steady_state
+from nanolib.stats.intervals import count_outliers, ljung_box_p, without_outliers
 
 
 def measure(
@@ -240,6 +236,28 @@ def summarize(
         scope=scope,
         flags=tuple(flag for flag, is_set in flags.items() if is_set),
         details=details,
+    )
+
+
+def timed_call_ms(call: Callable[[], object]) -> float:
+    """Return the time of one call, in ms. The time of a first call includes compilation.
+
+    Raises:
+        Unsupported: The call returns before its work ends.
+    """
+    checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
+    checked()
+    return (time.perf_counter() - start) * 1e3
+
+
+def compile_row(first_ms: float, later_ms: float) -> Measurement:
+    """Return the row of the compile time: the first call's time minus a later call's time."""
+    return Measurement(
+        "latency",
+        max(0.0, first_ms - later_ms),
+        n=1,
+        method="first call minus a later call",
+        scope="compile",
     )
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from nanolib.measurement import BadInput
 from nanolib.meters.call_check import CallCheck
 from nanolib.meters.clock import Call, Clock
+from nanolib.stats.changes import GROUP, steady_state
 from nanolib.stats.intervals import median_interval, range_confidence
-from nanolib.stats.steady import GROUP, steady_state
 
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give no 95 % interval.
 CONFIDENCE = 0.95

@@ -1,27 +1,134 @@
-"""Define the base classes of all cases, and make the rows that several experiments use.
+"""Define the base classes of each notebook's parameters and cases.
 
-A case is one combination of factors, such as a sequence length and a dtype. A case can predict its
-results, plan its memory, and measure itself.
+The parameters of a notebook give its cases. A case is one combination of factors, such as a
+sequence length and a dtype. A case can predict its results, plan its memory, and measure itself.
 """
 
 import hashlib
 import json
-import math
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-import torch
+import pydantic
 
-from nanolib.measurement import Flag, Measurement, Unsupported
-from nanolib.meters.call_check import CallCheck
-from nanolib.meters.machine import usable_cores
+from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS
+from nanolib.measurement import MOST_LABEL, Measurement, quote
+from nanolib.meters.machine import resolve_device
 from nanolib.meters.recording import Trace
-from nanolib.meters.sampler import Timing
+from nanolib.meters.sampler import Collect, Timing
 from nanolib.numbers import MIB
-from nanolib.run.ranks import Message, run_ranks
+from nanolib.params import StrictModel
 from nanolib.stats.intervals import Interval, mean_interval
+
+Length = Annotated[int, pydantic.Field(gt=0, le=2**24)]
+Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
+# The number of heads, layers or threads, or the dimension of a head.
+Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
+Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
+_Value = TypeVar("_Value")
+# A list of values. Each value gives one or more cases.
+Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]
+Preset = Literal[tuple(PRESETS)]
+Kind = Literal[tuple(ATTENTION_KINDS)]
+Dtypes = Grid[Literal[DTYPES]]
+
+
+class Params(StrictModel):
+    """Parameters of every measuring notebook.
+
+    Attributes:
+        device: Device to measure: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        rel_ci: Stop timing when the interval's half-width is at most this share of the estimate.
+        budget_s: Longest time of one timing, s.
+        case_timeout_s: Longest time of one case, s.
+        isolation: Use `process` to run each case in a fresh process, otherwise `none`.
+        seed: Seed of the random inputs.
+        trace: Whether to write a Chrome trace of each case into the folder `traces`.
+        suite: Name of the parameter set.
+        label: Your name for the run.
+        resume: Continue the last run with the same parameters, version and machine.
+    """
+
+    device: str = "auto"
+    rel_ci: float = pydantic.Field(0.01, gt=0, lt=1)
+    budget_s: float = pydantic.Field(0.3, gt=0, le=86_400)
+    case_timeout_s: float = pydantic.Field(300.0, gt=0, le=604_800)
+    isolation: Literal["none", "process"] = "none"
+    seed: int = pydantic.Field(0, ge=0, lt=2**31)
+    trace: bool = False
+    suite: str = pydantic.Field("", max_length=MOST_LABEL)
+    # papermill passes a label of digits as a number.
+    label: str = pydantic.Field("", max_length=MOST_LABEL, coerce_numbers_to_str=True)
+    resume: bool = False
+    _collect: Collect | None = pydantic.PrivateAttr(None)
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _fold(cls, value):
+        # A repeated value would give the same case again.
+        if not isinstance(value, list):
+            return value
+        return [item for index, item in enumerate(value) if item not in value[:index]]
+
+    @pydantic.field_validator("device")
+    @classmethod
+    def _device_is_here(cls, value: str) -> str:
+        resolve_device(value)
+        return value
+
+    @pydantic.field_validator("label")
+    @classmethod
+    def _label_is_a_name(cls, value: str) -> str:
+        is_taken = value in ("all", "latest", "newest") or value.startswith("latest~")
+        if is_taken or not value.isprintable():
+            raise ValueError(
+                f"{quote(value)} cannot name a run; "
+                "use other printable text than all, newest, latest or latest~1"
+            )
+        return value
+
+    def look(self, cases: Sequence[Any]) -> None:
+        """Run the user's code once for all cases, on tensors without data.
+
+        Raises:
+            BadInput: The code that a parameter names does not exist.
+        """
+
+    def timing(self, device: str, phases: Mapping[str, Callable[[], object]], **changes) -> Timing:
+        """Make the `Timing` of some calls, such as the one that a case yields.
+
+        Args:
+            device: Device on which the calls compute.
+            phases: Name of each scope → function to time.
+            changes: Other values of the fields of `Timing`.
+        """
+        settings = {"rel_ci": self.rel_ci, "budget_s": self.budget_s, "collect": self._collect}
+        return Timing(phases, device=device, **settings | changes)
+
+    def with_collector(self, collect: Collect) -> Self:
+        """Return a copy of the parameters. Timings with this copy call `collect` for blocks."""
+        copy = self.model_copy()
+        copy._collect = collect
+        return copy
+
+    def defining(self) -> dict[str, Any]:
+        """Return the parameters that define what a run measures, for the run's fingerprint.
+
+        `--resume` continues a run even if the values of the other parameters differ.
+        """
+        return self.model_dump(mode="json", exclude={"suite", "label", "resume", "trace"})
+
+
+def check_heads(params):
+    """Return `params` if `num_kv_heads` divides `num_heads`. 0 means `num_heads`."""
+    heads, kv_heads = params.num_heads, params.num_kv_heads
+    if kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"num_kv_heads: {kv_heads} does not divide num_heads {heads}; choose a divisor"
+        )
+    return params
+
 
 # Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
 Ceilings = dict[str, Interval]
@@ -58,11 +165,13 @@ class Case:
 
     Attributes:
         supports_ab: Whether `nano ab` can time the case in turns in two versions of the code.
+        shares_launch: Whether `launch`, not `measure`, measures the cases of a group.
         VARIES: Factors in which the cases of a group differ, the name of the case first.
         device: Device on which the case runs.
     """
 
     supports_ab: ClassVar[bool] = True
+    shares_launch: ClassVar[bool] = False
     VARIES: ClassVar[tuple[str, ...]] = ()
 
     device: str
@@ -100,6 +209,15 @@ class Case:
         Args:
             params: Parameters of the notebook.
             ceilings: Peak rates that this run has measured, as for `roofline_ms`.
+        """
+        raise NotImplementedError
+
+    def launch(self, cases: Sequence["Case"], params) -> Iterator[tuple["Case", Measurement]]:
+        """Measure cases of a group in one launch of processes, and yield each case with its rows.
+
+        Args:
+            cases: Cases of the group that can run, this case first.
+            params: Parameters of the notebook.
         """
         raise NotImplementedError
 
@@ -147,114 +265,6 @@ class Case:
         """Sixteen hexadecimal digits that depend only on the case's class and factors."""
         text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class RanksCase(Case):
-    """A case that runs on one or more ranks, and has fields `world_size` and `threads`.
-
-    If the case has a group, nanolib calls `launch(cases, params)` instead of `measure`. The method
-    measures `cases`, the cases of the group that can run, in one launch of the ranks. The method
-    yields pairs of a case and its row.
-
-    Attributes:
-        nodes: Number of machines. The factors omit `nodes` on a single machine.
-    """
-
-    supports_ab: ClassVar[bool] = False
-
-    nodes: int = field(default=1, kw_only=True)
-
-    @property
-    def factors(self) -> dict[str, Any]:
-        """The factors that define the case: name → value."""
-        factors = super().factors
-        if self.nodes == 1:
-            del factors["nodes"]
-        return factors
-
-    @property
-    def ranks_here(self) -> int:
-        """The largest number of ranks on one machine."""
-        return math.ceil(self.world_size / self.nodes)
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The GPUs of the ranks on this machine, or the CPU that the ranks share."""
-        if not self.device.startswith("cuda"):
-            return (self.device,)
-        return tuple(f"cuda:{n}" for n in range(min(self.ranks_here, torch.cuda.device_count())))
-
-    @property
-    def sharing(self) -> int:
-        """The number of ranks that share one memory. On a GPU, each rank has its own memory."""
-        return 1 if self.device.startswith("cuda") else self.ranks_here
-
-    @property
-    def ranks(self) -> str:
-        """The number of ranks and machines, as text."""
-        return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
-
-    @property
-    def is_oversubscribed(self) -> bool:
-        """Whether the ranks on a CPU need more cores than this machine has.
-
-        On GPUs, a case runs only if each rank has its own GPU.
-        """
-        is_on_cpu = not self.device.startswith("cuda")
-        return is_on_cpu and self.ranks_here * self.threads > usable_cores()
-
-
-def measure_on_ranks(
-    body: Callable[[Message], Any], cases: Sequence[RanksCase], params
-) -> tuple[list[Any], tuple[Flag, ...]]:
-    """Run cases on the same ranks, and return each rank's result and the flags of all rows.
-
-    Args:
-        body: Function that each rank calls, as for `run_ranks`. Its request has the factors of the
-            `cases`, the `seed`, and the time budget `budget_s`, s.
-        cases: Cases to measure, with the same number of ranks and threads.
-        params: Parameters of the distributed notebook.
-    """
-    case = cases[0]
-    answers = run_ranks(
-        body,
-        {
-            "cases": [case.factors for case in cases],
-            "seed": params.seed,
-            "budget_s": params.budget_s,
-        },
-        world_size=case.world_size,
-        device=case.device,
-        # The ranks end before the case's own limit, so that the error can name the slow rank.
-        timeout_s=0.9 * params.case_timeout_s,
-        threads=case.threads,
-        rank_timeout_s=params.rank_timeout_s,
-        private_network=params.private_network,
-    )
-    return answers, (Flag.OVERSUBSCRIBED,) if case.is_oversubscribed else ()
-
-
-def timed_call_ms(call: Callable[[], object]) -> float:
-    """Return the time of one call, in ms. The time of a first call includes compilation.
-
-    Raises:
-        Unsupported: The call returns before its work ends.
-    """
-    checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
-    checked()
-    return (time.perf_counter() - start) * 1e3
-
-
-def compile_row(first_ms: float, later_ms: float) -> Measurement:
-    """Return the row of the compile time: the first call's time minus a later call's time."""
-    return Measurement(
-        "latency",
-        max(0.0, first_ms - later_ms),
-        n=1,
-        method="first call minus a later call",
-        scope="compile",
-    )
 
 
 def over_seeds(

@@ -1,6 +1,7 @@
 """Measure one case, or the cases of a group in turns, in this process or in a fresh one."""
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import defaultdict
@@ -15,20 +16,23 @@ from nanolib.meters.latency import measure, measure_in_turns
 from nanolib.meters.machine import limit_threads
 from nanolib.meters.recording import Trace
 from nanolib.meters.sampler import Timing
-from nanolib.meters.turns import Round, speed_up_row
-from nanolib.run.case import Case, Ceilings, Measuring, RanksCase
+from nanolib.meters.turns import speed_up_row
+from nanolib.run.case import Case, Ceilings, Params
 from nanolib.run.memory_plan import check_case, shortage
-from nanolib.run.params import Params
+from nanolib.run.outcome import Outcome
 from nanolib.run.process import Died, Late, call_in_process
-from nanolib.run.timeout import DeviceLost, Outcome
 
 _GRACE_S = 5.0  # Extra time in which an interrupted case reports its own timeout, s.
 # nanolib multiplies matrices of this size for this time, to see the machine's current speed.
 _PACE_SIZE, _PACE_S = 512, 0.3
 
 
-class Canceled(BaseException):
-    """The user has canceled the case. `except Exception` does not catch `Canceled`."""
+# A function that receives the id of a case and one of its rows, or its trace.
+Add = Callable[[str, Measurement | Trace], None]
+
+
+class Canceled(KeyboardInterrupt):
+    """The user has canceled the case."""
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
@@ -42,22 +46,6 @@ def fit_together(cases: Sequence[Case]) -> bool:
         return not shortage(sum(largest.values()), device)
     except torch.AcceleratorError:  # This process has lost the device.
         return True
-
-
-def start_case(case: Case, params: Params, ceilings: Ceilings) -> Measuring:
-    """Check that a case can run, then yield what `Case.measure` yields.
-
-    Args:
-        case: Case to measure.
-        params: Parameters of the notebook.
-        ceilings: Peak rates, as for `roofline_ms`.
-
-    Raises:
-        Unsupported: This machine cannot run the case.
-        PredictedOutOfMemory: The plan of the case exceeds the free memory.
-    """
-    check_case(case)
-    yield from case.measure(params, ceilings)
 
 
 def measure_group(
@@ -80,108 +68,90 @@ def measure_group(
         turns with the case. If the device was lost during a case, the result contains only the
         outcome of that case.
     """
-    if isinstance(cases[0], RanksCase) and cases[0].group:
-        return measure_launch(cases, params, report)
-    by_id = {case.case_id: case for case in cases}
-    steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
-    outcomes = {case_id: Outcome() for case_id in by_id}
-    waiting = {}
+    outcomes, ready = {case.case_id: Outcome() for case in cases}, []
 
     def within(case_id: str):
         report(case_id)
         return outcomes[case_id].within(params.case_timeout_s)
 
-    def add(case_id: str, row: Measurement):
-        outcomes[case_id].rows.append(row)
-        report(case_id, row)
+    def add(case_id: str, row: Measurement | Trace):
+        if isinstance(row, Trace):
+            outcomes[case_id].traces = row.rows
+        else:
+            outcomes[case_id].rows.append(row)
+            report(case_id, row)
+
+    try:
+        for case in cases:
+            with within(case.case_id):
+                check_case(case)
+                ready.append(case)
+        if cases[0].shares_launch:
+            _launch(ready, params, outcomes, add)
+        else:
+            _take_turns(ready, params, ceilings, within, add)
+    except torch.AcceleratorError:
+        lost = {case_id: own for case_id, own in outcomes.items() if "device_lost" in own.details}
+        if not lost:  # No case is at fault.
+            raise
+        return lost
+    return outcomes
+
+
+def _take_turns(cases: Sequence[Case], params: Params, ceilings: Ceilings, within, add: Add):
+    """Measure cases in this process. Time the cases that wait for equal scopes in turns."""
+    by_id = {case.case_id: case for case in cases}
+    steps = {case_id: case.measure(params, ceilings) for case_id, case in by_id.items()}
+    waiting = {}
 
     def advance(case_id: str, answer: dict[str, Measurement] | None = None):
         """Measure the case until its next timing or its end."""
         with within(case_id), contextlib.suppress(StopIteration):
             made = steps[case_id].send(answer)
             while not isinstance(made, Timing):
-                if isinstance(made, Trace):
-                    outcomes[case_id].traces = made.rows
-                else:
-                    add(case_id, made)
+                add(case_id, made)
                 made = next(steps[case_id])
             waiting[case_id] = made
             return
         steps[case_id].close()  # Closing the generator releases the memory of the case.
 
-    try:
-        for case_id in by_id:
-            advance(case_id)
-        while waiting:
-            scopes = [*next(iter(waiting.values())).phases]
-            same = [case_id for case_id, timing in waiting.items() if [*timing.phases] == scopes]
-            timings = {case_id: waiting.pop(case_id) for case_id in same}
-            rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
-            for case_id, timing in timings.items():
-                if case_id not in rows:  # The case has failed in one of its blocks.
-                    steps[case_id].close()
-                    continue
-                others = [by_id[other] for other in rows]
-                for row in _speed_ups(by_id[case_id], others, rounds, timing):
-                    add(case_id, row)
+    for case_id in steps:
+        advance(case_id)
+    while waiting:
+        scopes = [*next(iter(waiting.values())).phases]
+        same = [case_id for case_id, timing in waiting.items() if [*timing.phases] == scopes]
+        timings = {case_id: waiting.pop(case_id) for case_id in same}
+        rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
+        for case, other in _pairs([by_id[case_id] for case_id in rows]):
+            # A row of several phases has the number None.
+            for scope in rows[case.case_id]:
+                phase = scopes.index(scope) if scope in scopes else None
+                name = f"{scope}{OVER}{other.title}"
+                row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=name)
+                if row is not None:
+                    add(case.case_id, row)
+        for case_id in timings:
+            if case_id in rows:
                 advance(case_id, rows[case_id])
-    except DeviceLost:
-        return {
-            case_id: outcome
-            for case_id, outcome in outcomes.items()
-            if "device_lost" in outcome.details
-        }
-    return outcomes
+            else:  # The case has failed in one of its blocks.
+                steps[case_id].close()
 
 
-def measure_launch(
-    cases: Sequence[RanksCase], params: Params, report: Callable[..., object]
-) -> dict[str, Outcome]:
-    """Measure the cases of a group on the same ranks. If the launch fails, all its cases fail.
+def _pairs(cases: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
+    """Yield each case with each other case of its group that is a baseline."""
+    return ((a, b) for a, b in itertools.permutations(cases, 2) if b.is_baseline)
 
-    Args:
-        cases: Cases of a group.
-        params: Parameters of the notebook. The time limit applies to the launch.
-        report: Function that receives the id of a case, and the id with each row.
 
-    Returns:
-        Case id → outcome of the case.
-    """
-    outcomes, ready = {case.case_id: Outcome() for case in cases}, []
-    for case in cases:
-        report(case.case_id)
-        with outcomes[case.case_id].within(params.case_timeout_s):
-            check_case(case)
-            ready.append(case)
+def _launch(cases: Sequence[Case], params: Params, outcomes: dict[str, Outcome], add: Add):
+    """Measure the cases of a group in one launch. If the launch fails, all its cases fail."""
     launch = Outcome()
     with launch.within(params.case_timeout_s):
-        for case, row in ready[0].launch(ready, params) if ready else ():
-            outcomes[case.case_id].rows.append(row)
-            report(case.case_id, row)
-    for case in ready:
+        for case, row in cases[0].launch(cases, params) if cases else ():
+            add(case.case_id, row)
+    for case in cases:
         outcomes[case.case_id] = replace(
-            launch, rows=outcomes[case.case_id].rows, seconds=launch.seconds / len(ready)
+            launch, rows=outcomes[case.case_id].rows, seconds=launch.seconds / len(cases)
         )
-    return outcomes
-
-
-def _speed_ups(
-    case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
-) -> Iterator[Measurement]:
-    """Yield the speed-ups of a case over each baseline, for each phase and for the total."""
-    scopes = list(enumerate(timing.phases))
-    if len(scopes) > 1:
-        scopes.append((None, timing.total))
-    for other in _baselines(case, others):
-        for phase, scope in scopes:
-            name = f"{scope}{OVER}{other.title}"
-            row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=name)
-            if row is not None:
-                yield row
-
-
-def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
-    return [other for other in others if other.is_baseline and other.case_id != case.case_id]
 
 
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
@@ -208,14 +178,13 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
                     times[case.case_id][row.scope] = row
         paces += _pace_ms(case.device)
     drift = max(paces, default=1.0) / min(paces, default=1.0)
-    for case in cases:
-        for other in _baselines(case, cases):
-            base = times[other.case_id]
-            outcomes[case.case_id].rows += [
-                _speed_up_apart(base[scope], own, drift, f"{scope}{OVER}{other.title}")
-                for scope, own in times[case.case_id].items()
-                if scope in base
-            ]
+    for case, other in _pairs(cases):
+        base = times[other.case_id]
+        outcomes[case.case_id].rows += [
+            _speed_up_apart(base[scope], own, drift, f"{scope}{OVER}{other.title}")
+            for scope, own in times[case.case_id].items()
+            if scope in base
+        ]
     return outcomes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
+from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, one_line
 from nanolib.meters.memory import (
     LiveBytes,
     describe_plan_failure,
@@ -23,9 +23,8 @@ from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker, Part
 from nanolib.meters.operations import write_trace
 from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
-from nanolib.run.case import Case, Plan
-from nanolib.run.params import Params
-from nanolib.run.timeout import PredictedOutOfMemory
+from nanolib.run.case import Case, Params, Plan
+from nanolib.run.outcome import PredictedOutOfMemory
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _PLANS: dict[str, Plan] = {}
@@ -244,23 +243,10 @@ def breakdown_rows(work, device: str, plan: Plan) -> list[Measurement]:
     gc.collect()
     counter = track_memory(work)
     breakdown = max(counter.breakdowns().values(), key=lambda section: section.peak)
-    parts = breakdown.parts
-    if device.startswith("cuda"):
-        peak, *others = memory_rows(work, device, plan)
-        beyond = round(peak.estimate * MIB) - breakdown.peak
-        parts = parts | {Part(MemoryKind.UNATTRIBUTED): max(0, beyond)}
-    else:  # On a CPU, the tracker has already counted the peak.
-        predicted = plan.peaks.get(work.scope)
-        peak = exact(
-            "peak_memory",
-            breakdown.peak / MIB,
-            predicted=None if predicted is None else predicted / MIB,
-            scope=work.scope,
-            method="live_tensor_bytes",
-            details={"before": counter.existing / MIB},
-        )
-        work.first()
-        others = [resident_row(work.call, work.scope)]
+    peak, *others = memory_rows(work, device, plan)
+    # The allocator of a GPU may use more memory than the live tensors.
+    beyond = round(peak.estimate * MIB) - breakdown.peak
+    parts = breakdown.parts | ({Part(MemoryKind.UNATTRIBUTED): beyond} if beyond > 0 else {})
     largest = sorted(parts.items(), key=lambda item: -item[1])
     peak.details["parts"] = [[*part, size] for part, size in largest]
     return [peak, *others]

@@ -22,6 +22,7 @@ from tqdm import tqdm
 from nanolib.measurement import RunStatus, printable
 from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
+from nanolib.params import Job
 from nanolib.paths import (
     DATABASE,
     FIRST_VARIABLE,
@@ -30,8 +31,7 @@ from nanolib.paths import (
     checkout,
     make_folder,
 )
-from nanolib.run.jobs import Job, execute
-from nanolib.run.process import Died, call_in_process, device_lock
+from nanolib.run.process import Died, call_in_process, device_lock, execute
 from nanolib.store import Store
 
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
@@ -79,7 +79,8 @@ class Command:
     @functools.cached_property
     def logs(self) -> Path:
         """The folder with the log of each job. The first use creates the folder."""
-        return make_folder(self.output / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{self.token}")
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self.token}"
+        return make_folder(self.output / "logs" / name)
 
     def launch(self, title: str) -> str:
         """Return the value of the column `launch` for the run of a job."""
@@ -112,7 +113,6 @@ def run_jobs(
         # The summary may name runs of the jobs before it, which do not exist yet.
         if results[-1].cases or len(jobs) == 1:
             job.params.look([])
-    make_folder(command.output)
     total = sum(result.cases for result in results)
     for line in find_interference("cpu") if total else ():
         log(f"not a quiet machine: {line}")
@@ -124,9 +124,7 @@ def run_jobs(
 
     with bar, contextlib.suppress(KeyboardInterrupt):
         for job, result in zip(jobs, results, strict=True):
-            if bar.disable:
-                cases = f"{result.cases} cases" if result.cases else "reads the database"
-                say(f"{result.name}: {cases}")
+            say(f"{result.name}: {result.cases} cases")
             run_job(job, result, command, bar, say)
             for line in (str(result), *conclude(result)):
                 say(line)
@@ -146,9 +144,6 @@ def run_job(
         command: Command of the job.
         bar: Bar that shows the current case and counts the finished cases of all jobs.
         log: Function that receives a line when a wait for the device begins or ends.
-
-    Raises:
-        BadInput: This process cannot open the lock file of the device.
     """
     began, before = time.perf_counter(), bar.n
     names = {case.case_id: str(case) for case in job.cases()}
@@ -183,7 +178,7 @@ def run_job(
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str:
     """Execute a notebook, and return why it ended early, or an empty string."""
-    paths = checkout() / "notebooks" / f"{job.name}.ipynb", command.output / f"{job.title}.ipynb"
+    source = checkout() / "notebooks" / f"{job.name}.ipynb"
     variables = {
         OUTPUT_VARIABLE: str(command.output),
         LAUNCH_VARIABLE: command.launch(job.title),
@@ -192,12 +187,13 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> str
     try:
         for _ in call_in_process(
             execute,
-            paths,
+            source,
+            command.output / f"{job.title}.ipynb",
             job.params.nest_settings(job.values),
             variables,
-            command.logs / f"{job.title}.log",
             limit_s=math.inf,
             stopped=watch,
+            log=command.logs / f"{job.title}.log",
         ):
             pass
     except Died as error:
@@ -219,13 +215,13 @@ def _judge(result: NotebookResult, reason: str, store: Store):
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
     """Return a table of each job's status, cases and duration, with the total in the last line."""
-    lines, total_s = [], 0.0
+    lines = []
     for result in results:
         counts = dict(result.statuses)
         ok = counts.pop("ok", "—")
         other = ", ".join(f"{count} {status}" for status, count in counts.items()) or "—"
         seconds = f"{result.seconds:.1f}"
         lines.append([result.name, result.status, result.cases or "—", ok, other, seconds])
-        total_s += result.seconds
+    total_s = sum(result.seconds for result in results)
     lines.append(["total", "", "", "", "", f"{total_s:.1f}"])
     return pd.DataFrame(lines, columns=["notebook", "status", "cases", "ok", "other", "total s"])

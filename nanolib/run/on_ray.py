@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nanolib.measurement import BadInput, RunStatus, cause, one_line
+from nanolib.params import Job
 from nanolib.paths import DATABASE
-from nanolib.run.jobs import Job
 from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.store import Store
 

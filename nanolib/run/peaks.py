@@ -5,7 +5,7 @@ run measure the peak rates, or copy the rates from another run of the same comma
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ import torch
 from nanolib.measurement import Measurement
 from nanolib.meters.latency import measure
 from nanolib.models import fp8
+from nanolib.numbers import MIB
 from nanolib.run.case import Case, Ceilings
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
@@ -45,8 +46,26 @@ class CeilingCase(Case):
         return no_product(self.ceiling, self.device)
 
     def measure(self, params, ceilings: Ceilings) -> Iterator[Measurement]:
-        """Measure the peak rate with `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s)
+        """Yield the peak rate, with its name as the scope.
+
+        For a product, the row is `ceiling_flops` in FLOP/s. For a copy, the row is `ceiling_bytes`,
+        which are the bytes read and written per second.
+        """
+        if self.ceiling == "copy":
+            size = _COPY_BYTES.get(torch.device(self.device).type, 2**29)
+            source = torch.empty(size, dtype=torch.uint8, device=self.device).fill_(1)
+            latency = self._time(partial(torch.empty_like(source).copy_, source))
+            yield rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // MIB} MiB")
+            return
+        product = _product(self.device, self.ceiling)
+        with tf32_products(self.ceiling == "tf32"):
+            latency = self._time(product)
+        size = len(product.args[0])
+        message = f"matrix product {size}³, in a burst of {self.budget_s:g} s"
+        yield rate("ceiling_flops", 2 * size**3, latency, message=message)
+
+    def _time(self, call: Callable[[], object]) -> Measurement:
+        return measure(call, _REL_CI, self.budget_s, device=self.device, scope=self.ceiling)
 
     def __str__(self) -> str:
         """Return `ceiling` and the name of the rate."""
@@ -152,37 +171,6 @@ def rate_rows(
             high=high,
             message=f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s",
         )
-
-
-def measure_ceiling(device: str, ceiling: str, budget_s: float) -> Measurement:
-    """Measure a peak rate of a device, for comparison with achieved rates.
-
-    Args:
-        device: Device to measure.
-        ceiling: Name of the peak rate: `copy` for a copy in memory, or a dtype, `tf32` or `fp8` for
-            a matrix product.
-        budget_s: Time after which sampling stops, s.
-
-    Returns:
-        For a product, a row of `ceiling_flops` in FLOP/s. For a copy, a row of `ceiling_bytes`,
-        which are the bytes read and written per second. The scope is the name of the rate.
-    """
-    if ceiling == "copy":
-        size = _COPY_BYTES.get(torch.device(device).type, 2**29)
-        source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-        copy = partial(torch.empty_like(source).copy_, source)
-        latency = measure(copy, _REL_CI, budget_s, device=device, scope=ceiling)
-        return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
-    product = _product(device, ceiling)
-    with tf32_products(ceiling == "tf32"):
-        latency = measure(product, _REL_CI, budget_s, device=device, scope=ceiling)
-    size = len(product.args[0])
-    return rate(
-        "ceiling_flops",
-        2 * size**3,
-        latency,
-        message=f"matrix product {size}³, in a burst of {budget_s:g} s",
-    )
 
 
 def _product(device: str, ceiling: str) -> partial[torch.Tensor]:

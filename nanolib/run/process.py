@@ -1,4 +1,4 @@
-"""Start processes that end with this process, kill processes, and lock devices for one process.
+"""Start processes that end with this process, execute notebooks, and lock devices for a process.
 
 This file imports only the standard library at its top, because `nano ab` also loads this file in
 interpreters without other packages.
@@ -14,7 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def call_in_process(
     *arguments,
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
+    log: Path | None = None,
 ) -> Iterator[Any]:
     """Call a function in a fresh interpreter, and yield the values that the function sends.
 
@@ -45,10 +47,11 @@ def call_in_process(
 
     Args:
         function: Function at the top level of a module. Its first argument is a callback that
-            sends a value to this process. Its output goes to standard error.
+            sends a value to this process.
         arguments: Other arguments of the function, which must be picklable.
         limit_s: Longest time between two values, s. Imports may take 60 s more.
         stopped: Function to call every 0.2 s. The process ends when the function returns true.
+        log: File for the output of the function, by default standard error.
 
     Raises:
         BadInput: The function raised `BadInput`.
@@ -57,7 +60,7 @@ def call_in_process(
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(os.getpid(), theirs))
+    process = context.Process(target=_serve, args=(os.getpid(), theirs, log))
     process.start()
     theirs.close()
     deadline, returned = time.monotonic() + _START_S + limit_s, False
@@ -88,7 +91,7 @@ def call_in_process(
         raise Died(describe_exit(process.exitcode))
 
 
-def _serve(parent: int, connection: Connection):
+def _serve(parent: int, connection: Connection, log: Path | None):
     """Call the function in the new process.
 
     The process sends an empty list after the imports, a list with each value, and at the end None
@@ -98,6 +101,9 @@ def _serve(parent: int, connection: Connection):
 
     exit_with_parent(parent)
     os.setsid()
+    if log:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 2)
     os.dup2(2, 1)
     gc.disable()  # Garbage collection takes a fifth of torch's import time, and frees nothing.
     function, arguments = connection.recv()
@@ -110,6 +116,39 @@ def _serve(parent: int, connection: Connection):
         connection.send(error)
     except BaseException as error:  # A user's code may call sys.exit.
         connection.send(Died(cause(error)))
+
+
+def execute(
+    send: Callable[[Any], None],
+    source: Path,
+    target: Path,
+    parameters: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> None:
+    """Execute a notebook with papermill, for `call_in_process`.
+
+    Args:
+        send: Function that this function does not call.
+        source: The notebook.
+        target: File of the executed notebook.
+        parameters: Parameters to inject into the notebook.
+        variables: Environment variables of the kernel.
+
+    Raises:
+        Died: A cell raised an exception, or the kernel ended.
+    """
+    import papermill
+
+    from nanolib.measurement import one_line
+
+    os.environ |= variables
+    try:
+        papermill.execute_notebook(source, target, parameters, progress_bar=False)
+    except Exception as error:
+        traceback.print_exc()
+        # The text of papermill's own exception contains the traceback of the cell.
+        name, text = getattr(error, "ename", type(error).__name__), getattr(error, "evalue", error)
+        raise Died(f"{name}: {one_line(text)}") from None
 
 
 def kill_tree(pid: int) -> None:
@@ -159,16 +198,8 @@ def describe_exit(code: int, errors: str = "") -> str:
             description.
     """
     if code < 0:
-        return f"the process was killed by {signal_name(-code)}"
+        return f"the process was killed by {signal.Signals(-code).name}"
     return ": ".join([f"the process exited with code {code}", *errors.strip().splitlines()[-1:]])
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL, or its number if it has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def say(line: str) -> None:
@@ -235,27 +266,21 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # If the owner file belongs to another user, this process cannot write its name there. Other
-        # runs then show "another process".
-        with contextlib.suppress(OSError), open(owner, "w", opener=_open_file) as file:
-            file.write(f"{os.getpid()} {what}")
+        # A killed run leaves its file, which another user cannot delete. The name in the file is
+        # then out of date.
+        with contextlib.suppress(OSError):
+            owner.unlink(missing_ok=True)
+            with owner.open("x") as file:  # Unlike "w", "x" never follows another user's link.
+                file.write(f"process {os.getpid()} ({what})")
         yield
     finally:
+        with contextlib.suppress(OSError):
+            owner.unlink()
         lock.release()
-
-
-def _open_file(path: str, flags: int) -> int:
-    """Open a file, but never follow a link or wait for a pipe that another user has left there."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def _read(owner: Path) -> str:
     """Return the process and the run that the owner file names."""
-    import psutil
-
-    with contextlib.suppress(OSError, ValueError):
-        with open(owner, errors="replace", opener=_open_file) as file:
-            pid, _, what = file.read().partition(" ")
-        if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
-            return f"process {int(pid)} ({what})"
+    with contextlib.suppress(OSError):
+        return owner.read_text()
     return "another process"

@@ -29,7 +29,7 @@ import torch.multiprocessing
 
 from nanolib.measurement import Unsupported, cause
 from nanolib.meters.ranks import enter_private_network
-from nanolib.run.process import Died, call_in_process, exit_with_parent, signal_name
+from nanolib.run.process import Died, call_in_process, exit_with_parent
 
 Message = Mapping[str, Any]  # A request or a result, of JSON types.
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
@@ -129,46 +129,31 @@ def run_ranks(
         "world_size": world_size,
         "device": device,
         "threads": threads,
+        "timeout_s": timeout_s,
+        "private_network": private_network,
         "rank_timeout_s": min(rank_timeout_s, timeout_s),
     }
     if _launched:
         return _launched.run(asked)
-    with TemporaryDirectory(prefix="nanolib-ranks-") as folder:
-        return next(
-            call_in_process(
-                _launch,
-                Path(folder),
-                asked,
-                timeout_s,
-                private_network,
-                limit_s=timeout_s + 60,
-            )
-        )
+    with TemporaryDirectory(prefix="nanolib-ranks-") as name:
+        folder, limit_s = Path(name), timeout_s + 60
+        return next(call_in_process(_launch, folder, asked, limit_s=limit_s, log=folder / "log"))
 
 
-def _launch(
-    send: Callable[[Any], None],
-    folder: Path,
-    request: Message,
-    timeout_s: float,
-    private_network: bool,
-):
+def _launch(send: Callable[[Any], None], folder: Path, request: Message):
     """Start the ranks from a process without threads, and send all results.
 
     Raises:
         RankFailed: A rank raised an exception, died or hung.
     """
-    with (folder / "log").open("w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
     loopback = "lo" if sys.platform == "linux" else "lo0"
     os.environ |= {
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": str(request["threads"]),
     }
-    deadline = time.monotonic() + timeout_s
-    if private_network:
+    deadline = time.monotonic() + request["timeout_s"]
+    if request["private_network"]:
         with contextlib.suppress(OSError):
             enter_private_network()
     # The ranks share this import. If the import fails, the ranks report the error.
@@ -183,16 +168,26 @@ def _launch(
         join=False,
         start_method="fork" if forks else "spawn",
     )
-    first, late_s = None, None
+    killed, how = None, "did not join a collective before the others timed out"
     try:
-        while late_s is None and not context.join(0.05, _GRACE_S):
-            late_s = timeout_s if time.monotonic() > deadline else None
+        while not context.join(0.05, _GRACE_S):
+            if time.monotonic() > deadline:
+                how = f"did not end within {request['timeout_s']:g} s"
+                break
     except torch.multiprocessing.ProcessExitedException as error:
-        first = error.error_index, error.exit_code
+        if error.exit_code < 0:
+            killed, how = error.error_index, f"was killed by {error.signal_name}"
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     results = results_in(store, request["world_size"])
-    if not all("answer" in result for result in results):
-        raise failure(results, (folder / "log").read_text(errors="replace"), late_s, first)
+    silent = [rank for rank, result in enumerate(results) if not result]
+    raised, only_waited = raised_in(results)
+    # If all errors are from waits, the rank at fault was killed or did not end.
+    if silent and only_waited:
+        rank = silent[0] if killed is None else killed
+        log = (folder / "log").read_text(errors="replace")
+        raise RankFailed(f"rank {rank} of {len(results)} {how}", rank, log[-_MOST_LOG:])
+    if raised:
+        raise raised
     send([result["answer"] for result in results])
 
 
@@ -203,11 +198,8 @@ def _rank(rank: int, folder: Path, request: Message, parent: int):
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     has_answered = answer(request, store, rank)
     sys.stdout.flush()
-    if not has_answered:
-        os._exit(1)  # A normal exit would wait for lost ranks.
-    with contextlib.suppress(RuntimeError):  # The result is already stored.
-        dist.barrier()
-    os._exit(0)  # In a normal exit, gloo's threads sometimes abort the process.
+    # A normal exit would wait for lost ranks, and gloo's threads sometimes abort the process.
+    os._exit(0 if has_answered else 1)
 
 
 def answer(request: Message, store: dist.Store, rank: int) -> bool:
@@ -234,13 +226,16 @@ def answer(request: Message, store: dist.Store, rank: int) -> bool:
         store.set_timeout(timeout)
         dist.init_process_group(backend, store=store, **own)
         function = getattr(importlib.import_module(request["module"]), request["function"])
-        result = {"answer": function(request["request"])}
+        store.set(f"result/{rank}", json.dumps({"answer": function(request["request"])}))
     except Exception as error:
         waits = isinstance(error, RuntimeError) and re.search(_WAITING, str(error).lower())
         message = f"rank {rank} of {world_size} raised {cause(error)}"
-        result = {"error": (bool(waits), time.time(), (message, rank, traceback.format_exc()))}
-    store.set(f"result/{rank}", json.dumps(result))
-    return "answer" in result
+        details = bool(waits), time.time(), (message, rank, traceback.format_exc())
+        store.set(f"result/{rank}", json.dumps({"error": details}))
+        return False
+    with contextlib.suppress(RuntimeError):  # Another rank may have stored its result and ended.
+        dist.barrier()
+    return True
 
 
 def results_in(store: dist.Store, world_size: int) -> list[Message]:
@@ -254,32 +249,3 @@ def raised_in(results: Sequence[Message]) -> tuple[RankFailed | None, bool]:
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
     return failed and RankFailed(*failed), waits
-
-
-def failure(
-    results: Sequence[Message],
-    log: str,
-    late_s: float | None,
-    first: tuple[int, int] | None,
-) -> RankFailed:
-    """Return the failure of the rank at fault.
-
-    The first rank with an error is at fault, unless the error is from a wait for another rank. If
-    all errors are from waits, the rank at fault was killed or did not end.
-
-    Args:
-        results: Results of the ranks, from `results_in`.
-        log: Output of all ranks.
-        late_s: Time limit that the ranks have reached, s, or None if all ranks ended in time.
-        first: Number and exit code of the first rank that ended with an error, or None.
-    """
-    raised, only_waited = raised_in(results)
-    silent = [rank for rank, result in enumerate(results) if not result]
-    if not only_waited or not silent:
-        return raised
-    rank, how = silent[0], "did not join a collective before the others timed out"
-    if first and first[1] < 0:
-        rank, how = first[0], f"was killed by {signal_name(-first[1])}"
-    elif late_s is not None:
-        how = f"did not end within {late_s:g} s"
-    return RankFailed(f"rank {rank} of {len(results)} {how}", rank, log[-_MOST_LOG:])

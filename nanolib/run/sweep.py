@@ -6,7 +6,6 @@ case becomes a row with its status and message, and the sweep continues.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import sqlite3
@@ -23,7 +22,7 @@ from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause,
 from nanolib.meters.interference import watch_cpus
 from nanolib.meters.machine import limit_threads, resolve_device
 from nanolib.paths import LAUNCH_VARIABLE
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Params
 from nanolib.run.group import (
     Canceled,
     fit_together,
@@ -31,21 +30,16 @@ from nanolib.run.group import (
     measure_group,
     run_in_process,
 )
-from nanolib.run.params import Params
+from nanolib.run.outcome import Outcome
 from nanolib.run.peaks import ceilings_of, measured_before
+from nanolib.run.prepare import new_run, take_over
 from nanolib.run.process import device_lock, lock_path, say
-from nanolib.run.provenance import flag_interference, new_run, take_over
 from nanolib.run.ranks import under_torchrun
-from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 
 __all__ = ["SweepRun", "measure"]
 
-Progress = Callable[[int, int, str], object]
 MAX_ATTEMPTS = 2
-# With a notebook, a collection of all objects takes 0.1 s, and each timing has many collections.
-# Therefore, nanolib freezes the objects between groups, unless other code has frozen this many.
-_MANY_OBJECTS = 1_000
 
 
 class SweepRun:
@@ -107,7 +101,7 @@ def measure(
     *,
     store: Store | None = None,
     stop: threading.Event | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[str], object] | None = None,
 ) -> SweepRun:
     """Measure all cases of an experiment on this machine.
 
@@ -118,8 +112,8 @@ def measure(
         stop: Event that ends the current case and interrupts the run. If the case runs in this
             process, nanolib cannot interrupt the case, so the run ends after the case.
         on_progress: Function that replaces the progress bar. Before each group of cases, the
-            function receives the number of finished cases, the number of all cases, and the name of
-            the group's first case. While the run waits, the name is a line about the wait.
+            function receives a line with the number of finished cases and the name of the group's
+            first case. While the run waits, the line is about the wait.
 
     Returns:
         The run. The status of the run is `running` until you call `finish`.
@@ -142,19 +136,17 @@ def measure(
         raise BadInput(f"{params.NAME}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
-    wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
 
     def pause(seconds: float):
         if stop.wait(seconds):
             raise Canceled
 
     devices = {each for case in cases for each in case.devices}
+    name, log = f"{params.NAME} {params.label}".strip(), on_progress or say
     with contextlib.ExitStack() as locks, limit_threads():
         # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
-            locks.enter_context(
-                device_lock(each, f"{params.NAME} {params.label}".strip(), wait, pause)
-            )
+            locks.enter_context(device_lock(each, name, log, pause))
         store = store or Store()
         run = new_run(params, device, len(cases))
         run_id = take_over(store, run) if params.resume else ""
@@ -164,7 +156,7 @@ def measure(
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
             _Sweep(params, sweep_run, stop).measure(cases, on_progress)
-        except (KeyboardInterrupt, Canceled):
+        except KeyboardInterrupt:  # `Canceled` is one too.
             store.forget_started(sweep_run.run_id)
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
             raise
@@ -194,7 +186,7 @@ class _Sweep:
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
-    def measure(self, cases: Sequence[Case], on_progress: Progress | None):
+    def measure(self, cases: Sequence[Case], on_progress: Callable[[str], object] | None):
         """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [
@@ -202,23 +194,22 @@ class _Sweep:
         ]
         done = len(cases) - sum(map(len, groups))
         bar = _progress_bar(bool(on_progress), total=len(cases), initial=done, unit="case")
-        freezes = gc.get_freeze_count() < _MANY_OBJECTS
         with bar, contextlib.ExitStack() as heap:
-            if freezes:
-                heap.callback(gc.unfreeze)
+            heap.callback(gc.unfreeze)
             for group in groups:
+                # With a notebook, a collection of all objects takes 0.1 s, and each timing has many
+                # collections. A collection skips frozen objects.
                 gc.collect()
-                if freezes:
-                    gc.freeze()
+                gc.freeze()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
-                    on_progress(done, len(cases), str(group[0]))
+                    on_progress(f"{done} of {len(cases)}: {group[0]}")
                 if self._stop.is_set():
                     raise Canceled
                 with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for case in group:
-                    flag_interference(outcomes[case.case_id], load)
+                    outcomes[case.case_id].add_interference(load)
                     store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
                 done += len(group)
                 bar.update(len(group))

@@ -9,7 +9,6 @@ takes part in them, and stores the rows. The other ranks read the requests of ra
 store, as JSON. The run ends if a machine is lost, and `resume: true` in the file continues the run.
 """
 
-import contextlib
 import itertools
 import json
 import os
@@ -95,12 +94,9 @@ class Ranks:
     def _take_part(self, number: int, request: Message) -> dist.Store:
         """Call a request's function in a new process group, and return the store of its results."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
-        has_answered = answer(request, store, self.rank)
-        with contextlib.suppress(RuntimeError):  # Another rank may have stored a result and ended.
-            if has_answered:
-                dist.barrier()
-            if dist.is_initialized():  # There is no group if another rank never joined.
-                dist.destroy_process_group()
+        answer(request, store, self.rank)
+        if dist.is_initialized():  # There is no group if another rank never joined.
+            dist.destroy_process_group()
         torch.set_num_threads(threads)
         return store
 

@@ -20,7 +20,7 @@ from nanolib.ab import run
 from nanolib.ab.run import Spec
 from nanolib.ab.schedule import FEWEST_PAIRS, block_calls
 from nanolib.ab.versions import Version, checked_out
-from nanolib.cli.ab import _agree
+from nanolib.cli.compare import _agree
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout
 

@@ -12,7 +12,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from ray.cluster_utils import Cluster
 
 from nanolib.experiments import ALL
-from nanolib.run.jobs import plan
+from nanolib.params import plan_jobs
 from nanolib.run.notebooks import Command
 from nanolib.run.on_ray import run_on_ray
 
@@ -32,7 +32,7 @@ def main():
     nodes = [cluster.add_node(**node) for _ in range(3)]
     cluster.wait_for_nodes()
     os.environ["RAY_ADDRESS"] = cluster.address
-    jobs = [job for name, small in SMALL.items() for job in plan(ALL, [name], small, {})]
+    jobs = [job for name, small in SMALL.items() for job in plan_jobs(ALL, [name], small, {})]
     cases = sum(len(job.cases()) for job in jobs)
     kill = threading.Timer(KILL_S, cluster.remove_node, [nodes[0]], {"allow_graceful": False})
     with tempfile.TemporaryDirectory() as name:

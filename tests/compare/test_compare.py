@@ -7,8 +7,7 @@ import pytest
 from nanolib.compare.history import KEY, repeats
 from nanolib.compare.runs import block_medians, compare_rows
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.meters.latency import summarize
-from nanolib.run.case import compile_row
+from nanolib.meters.latency import compile_row, summarize
 from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 

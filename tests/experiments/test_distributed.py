@@ -1,7 +1,9 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from nanolib.experiments.distributed import case, view
 from nanolib.experiments.distributed import cases as distributed
@@ -19,6 +21,32 @@ def _params(**changes):
     return distributed.Params(**NOTHING | {"world_sizes": [2], "budget_s": 0.02} | changes)
 
 
+@pytest.mark.parametrize(
+    ("device", "nodes", "expected", "flags"),
+    [
+        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 0), ()),
+        ("cuda", 5, (1, ("cuda:0",), 0), ()),
+        ("cpu", 2, (3, ("cpu",), 3), ()),
+        ("cpu", 1, (5, ("cpu",), 5), (Flag.OVERSUBSCRIBED,)),
+    ],
+)
+def test_ranks_are_divided_among_nodes_and_share_what_is_too_little(
+    monkeypatch, device, nodes, expected, flags
+):
+    monkeypatch.setattr(case, "usable_cores", lambda: 6)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    dense, *_ = distributed.cases(_params(seq_lens=[64]))
+    one = replace(dense, device=device, world_size=5, threads=2, nodes=nodes)
+    assert (one.ranks_here, one.devices, one.ranks_on_cpu) == expected
+    assert one.factors.get("nodes") == (None if nodes == 1 else nodes)
+    assert (f"5 rank(s) on {nodes} nodes " in str(one)) == (nodes > 1)
+    launched = []
+    monkeypatch.setattr(case, "run_ranks", lambda *_, **__: [])
+    monkeypatch.setattr(case, "link_rows", lambda launch: launched.append(launch) or (None, []))
+    list(one.launch([], _params()))
+    assert launched[0].flags == flags
+
+
 @pytest.mark.slow
 def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, monkeypatch):
     params = _params(algorithms=["gather"], seq_lens=[64, 32])
@@ -29,7 +57,7 @@ def test_a_failed_launch_is_a_row_of_each_case_and_the_sweep_goes_on(tmp_path, m
             raise ranks.RankFailed("rank 1 of 2 raised an error", 1, "ValueError: two\nlines")
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.run.case.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.experiments.distributed.case.run_ranks", first_fails)
     rows = rows_of(distributed, params, tmp_path)
     ends = rows[rows["metric"] == "case_duration"]
     assert list(ends["status"]) == ["error", "error", "ok", "ok"]
@@ -57,7 +85,7 @@ def test_a_case_that_does_not_fit_is_a_row_and_the_rest_of_its_group_is_launched
     monkeypatch.setattr(
         case.ShardedCase, "launch", lambda _, ready, __: launched.extend(ready) or ()
     )
-    outcomes = group.measure_launch([dense, ring], _params(), lambda *_: None)
+    outcomes = group.measure_group([dense, ring], _params(), {})
     assert [one.status for one in outcomes.values()] == ["oom_predicted", "ok"]
     assert launched == [ring] and dense.group == ring.group
 

@@ -9,7 +9,8 @@ from nanolib.experiments import ALL, MEASURING
 from nanolib.experiments.explore import Explore, explore
 from nanolib.measurement import Provenance
 from nanolib.meters.power import Found, Reading
-from nanolib.run import jobs, sweep
+from nanolib.params import plan_jobs
+from nanolib.run import sweep
 from nanolib.store import Store
 from tests.experiments.own import TINY
 from tests.waiting import until
@@ -67,7 +68,7 @@ def test_what_the_controls_hold_is_predicted_and_is_what_the_command_runs(name, 
     words = shlex.split(panel.command.text)
     given = dict(word.split("=", 1) for word in words[5::2])
     assert words[:4] == ["nano", "run", "quick", name] and set(words[4::2]) <= {"-p"}
-    (job,) = jobs.plan(ALL, words[2:4], given, {})
+    (job,) = plan_jobs(ALL, words[2:4], given, {})
     assert job.cases() == ALL[name]().cases(found)
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from nanolib.meters import power
 from nanolib.meters.integration import count, integrate
-from nanolib.stats.intervals import hodges_lehmann, median_interval
-from nanolib.stats.steady import fences
+from nanolib.stats.intervals import fences, hodges_lehmann, median_interval
 
 # Source: critical values of Wilcoxon's signed-rank statistic, two-sided at 5 % (Wilcoxon 1945;
 # Conover 1999, table A12).

@@ -7,7 +7,7 @@ import torch
 
 from nanolib.measurement import cause
 from nanolib.meters.machine import this_machine, versions
-from nanolib.run.provenance import git_revision
+from nanolib.run.prepare import git_revision
 from tests.gpu.hardware import DENSE, OWN_KERNELS, RANDOM, Hardware
 from tests.gpu.null_cuda.build import REHEARSAL
 from tests.gpu.parts import PARTS

@@ -12,8 +12,8 @@ from nanolib.measurement import Unsupported
 from nanolib.meters import energy, power
 from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
-from nanolib.run.ranks import answer, failure, results_in
-from nanolib.run.timeout import is_out_of_memory
+from nanolib.run.outcome import is_out_of_memory
+from nanolib.run.ranks import answer, results_in
 
 NVML = MagicMock(
     NVMLError=OSError,
@@ -43,20 +43,12 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
     assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
 
 
-def test_a_rank_that_nccl_aborts_is_named_with_the_line_of_its_watchdog():
-    log = (
-        "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: "
-        "WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
-    )
-    failed = failure([{}, {}], log, None, (0, -6))
-    assert str(failed) == "rank 0 of 2 was killed by SIGABRT" and failed.details["traceback"] == log
-
-
 def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     chosen, begin, gpu = MagicMock(), MagicMock(), torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("torch.cuda.set_device", chosen)
     monkeypatch.setattr("torch.distributed.init_process_group", begin)
+    monkeypatch.setattr("torch.distributed.barrier", MagicMock())
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "rank_timeout_s": 5.0}
     asked |= {"world_size": 2, "module": "builtins", "function": "dict", "request": {"a": 7}}
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)

@@ -12,8 +12,8 @@ from nanolib.meters import latency, sampler
 from nanolib.meters.interference import CpuLoad
 from nanolib.meters.latency import measure, measure_phases, summarize
 from nanolib.meters.sampler import Timing
+from nanolib.stats.changes import SteadyState
 from nanolib.stats.intervals import median_interval
-from nanolib.stats.steady import SteadyState
 
 STEADY = SteadyState()
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
-from nanolib.run.jobs import plan
+from nanolib.params import plan_jobs
 
 Params = ALL["model"]().Params
 
@@ -20,7 +20,7 @@ Params = ALL["model"]().Params
 def test_a_setting_is_accepted_in_settings_and_by_its_own_name(values):
     assert Params(**values) == Params.collect(values) == Params(seed=3, trace=True)
     assert Params(label="mine").replace(**values) == Params(seed=3, trace=True, label="mine")
-    (job,) = plan(ALL, ["model"], values, {})
+    (job,) = plan_jobs(ALL, ["model"], values, {})
     assert (job.params.seed, job.params.trace) == (3, True)
     assert job.params.generation_batch_sizes == [4, 16]  # the params file's own settings stay
     written = job.params.nest_settings(job.values)

@@ -7,10 +7,10 @@ import pytest
 
 from nanolib.experiments import ALL, MEASURING
 from nanolib.measurement import Flag, Measurement, Status
+from nanolib.params import plan_jobs
 from nanolib.paths import checkout
 from nanolib.report import page
 from nanolib.report.theme import is_empty
-from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.shown import CHARTS, SECTIONS
 from tests.store.rows import MACHINE
@@ -36,7 +36,7 @@ def failed(tmp_path_factory):
     """The rows of runs in which every case of every notebook failed."""
     ended = Measurement("case_duration", status=Status.ERROR, message="out of luck")
     with Store(tmp_path_factory.mktemp("failed") / "results.sqlite") as store:
-        for job in plan(ALL, list(MEASURING), {}, {}):
+        for job in plan_jobs(ALL, list(MEASURING), {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
             store.add(Run(job.name, MACHINE, rows=rows))
         rows, _ = store.report_data(store.resolve("all"))

@@ -25,6 +25,7 @@ def misbehave(request):
         if request["how"] == "raise alone":
             raise RuntimeError("two\nlines")
         if request["how"] == "die":
+            print("Watchdog caught collective operation timeout", flush=True)  # as NCCL prints
             os.kill(os.getpid(), signal.SIGKILL)
         spin(request)
     if request["how"] == "raise alone":  # the others are busy, and meet no error

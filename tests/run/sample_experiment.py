@@ -13,7 +13,7 @@ import torch
 
 from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.meters.recording import Trace
-from nanolib.run import params as shared
+from nanolib.run import case as shared
 from nanolib.run.case import Case, Plan
 from tests.waiting import until
 
@@ -91,7 +91,7 @@ class SampleCase(Case):
         if self.behavior == "nan":
             yield exact("flops", 1.0, scope="broken", details={"x": float("nan")})
         if self.of:
-            timed = yield params.make_timing("cpu", {"work": work})
+            timed = yield params.timing("cpu", {"work": work})
             yield timed["work"]
         else:
             yield Measurement("latency", 1.0, scope="work")

@@ -1,46 +1,18 @@
-"""What a case predicts, plans and needs, on one or several machines, and what a dry run says."""
+"""What a case predicts, plans and needs, and what a dry run says."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from nanolib.run import case as cases
 from nanolib.run import memory_plan
-from nanolib.run.case import Plan, RanksCase
-from nanolib.run.dry_run import dry_run_table, prediction_table
+from nanolib.run.case import Plan
 from nanolib.run.peaks import roofline_ms
+from nanolib.run.prepare import dry_run_table, prediction_table
 from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
 
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class _Ranks(RanksCase):
-    world_size: int
-    threads: int = 2
-
-
-@pytest.mark.parametrize(
-    ("device", "nodes", "expected", "too_many"),
-    [
-        ("cuda", 2, (3, ("cuda:0", "cuda:1"), 1, "5 rank(s) on 2 nodes"), False),
-        ("cuda", 5, (1, ("cuda:0",), 1, "5 rank(s) on 5 nodes"), False),
-        ("cpu", 2, (3, ("cpu",), 3, "5 rank(s) on 2 nodes"), False),
-        ("cpu", 1, (5, ("cpu",), 5, "5 rank(s)"), True),
-    ],
-)
-def test_ranks_are_divided_among_nodes_and_share_what_is_too_little(
-    monkeypatch, device, nodes, expected, too_many
-):
-    monkeypatch.setattr(cases, "usable_cores", lambda: 6)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    case = _Ranks(device, world_size=5, nodes=nodes)
-    assert (case.ranks_here, case.devices, case.sharing, case.ranks) == expected
-    assert case.factors.get("nodes") == (None if nodes == 1 else nodes)
-    assert case.is_oversubscribed == too_many
 
 
 @dataclass(frozen=True)

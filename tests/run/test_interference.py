@@ -7,9 +7,8 @@ import pytest
 
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.interference import CpuLoad
-from nanolib.run import provenance, sweep
-from nanolib.run.provenance import flag_interference
-from nanolib.run.timeout import Outcome
+from nanolib.run import prepare, sweep
+from nanolib.run.outcome import Outcome
 
 BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
 QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5)
@@ -27,7 +26,7 @@ def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_has_what_
             yield next(left)
 
         monkeypatch.setattr(sweep, "watch_cpus", watched)
-        monkeypatch.setattr(provenance, "find_interference", lambda device: list(before))
+        monkeypatch.setattr(prepare, "find_interference", lambda device: list(before))
         run = measure("ok 0", "ok 1", resume=resume)
         run.finish()
         flags = run.measurements().groupby("factor.behavior")["flags"].agg(list)
@@ -45,7 +44,7 @@ def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_has_what_
 
 def _flagged(load, *rows):
     outcome = Outcome(list(rows))
-    flag_interference(outcome, load)
+    outcome.add_interference(load)
     return outcome.rows
 
 

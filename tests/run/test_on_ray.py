@@ -8,9 +8,9 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, RunStatus
+from nanolib.params import plan_jobs
 from nanolib.paths import DATABASE
 from nanolib.run import notebooks, on_ray
-from nanolib.run.jobs import plan
 from nanolib.run.notebooks import Command, NotebookResult
 from nanolib.store import Store
 from tests.store.rows import make_run
@@ -21,7 +21,7 @@ NODES = [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}, {"memory": 1.0}]
 
 @pytest.fixture
 def job():
-    return plan(ALL, ["attention"], SMALL, {})[0]
+    return plan_jobs(ALL, ["attention"], SMALL, {})[0]
 
 
 @pytest.mark.parametrize(

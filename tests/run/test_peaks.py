@@ -9,7 +9,7 @@ import pytest
 from nanolib.measurement import Flag, Measurement
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import peaks, sweep
-from nanolib.run.peaks import ceiling_cases, ceilings_of, measure_ceiling, rate_rows
+from nanolib.run.peaks import CeilingCase, ceiling_cases, ceilings_of, rate_rows
 from nanolib.stats.intervals import Interval
 from tests.run.sample_experiment import Params
 from tests.store.rows import make_run
@@ -28,7 +28,7 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
     monkeypatch.setattr(peaks, "_MATRIX", {"cpu": 64})
     monkeypatch.setattr(peaks, "_COPY_BYTES", {"cpu": 2**21})
     amounts = {"float32": 2 * 64**3, "float64": 2 * 64**3, "bfloat16": 2 * 32**3, "copy": 2 * 2**21}
-    found = {name: measure_ceiling("cpu", name, 4.0) for name in amounts}
+    found = {name: next(CeilingCase("cpu", name, 4.0).measure(None, {})) for name in amounts}
     assert {row.scope: row.estimate / 100 for row in found.values()} == amounts
     assert found["float32"].message == "matrix product 64³, in a burst of 4 s"
     assert found["copy"].message == "copy of 2 MiB"
@@ -67,11 +67,11 @@ def test_the_peak_rate_of_a_machine_is_the_newest_even_if_an_older_one_was_merge
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, launch):
     numbers = itertools.count(1.0)
 
-    def measured(device, kind, budget_s):
+    def measured(case, *_):
         ends = 0.5, 1e3, 0.95
-        return Measurement("ceiling_bytes", next(numbers), *ends, 2, (1.0, 2.0), scope=kind)
+        yield Measurement("ceiling_bytes", next(numbers), *ends, 2, (1.0, 2.0), scope=case.ceiling)
 
-    monkeypatch.setattr(peaks, "measure_ceiling", measured)
+    monkeypatch.setattr(CeilingCase, "measure", measured)
     monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     found = []
     for budget_s in (0.01, 0.02, 0.02):

@@ -36,7 +36,7 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
     [
         ("raise", 1, "raised ValueError: two lines", 'raise ValueError("two'),
         ("raise alone", 1, "raised RuntimeError: two lines", 'raise RuntimeError("two'),
-        ("die", 0, "was killed by SIGKILL", ""),
+        ("die", 0, "was killed by SIGKILL", "Watchdog caught collective operation timeout"),
         ("hang", 1, "did not join a collective before the others timed out", ""),
     ],
 )

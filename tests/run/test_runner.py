@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nanolib.paths import checkout
-from nanolib.run.provenance import git_revision
+from nanolib.run.prepare import git_revision
 from nanolib.store import Store
 from tests import processes
 
@@ -29,7 +29,7 @@ def _plain_papermill(folder, parameters):
 
 
 def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path):
-    folder = tmp_path / "results of {label} and {nothing}"
+    folder = tmp_path / "results"
     command = ["run", "attention", "--label", "mine", "--output", folder]
     for pair in SMALL.split():
         command += ["-p", pair]

@@ -12,11 +12,10 @@ import pytest
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.paths import checkout
-from nanolib.run import provenance, sweep, timeout
-from nanolib.run.dry_run import expected_s
+from nanolib.run import outcome, prepare, sweep
 from nanolib.run.group import Canceled
-from nanolib.run.provenance import new_run
-from nanolib.run.timeout import Outcome
+from nanolib.run.outcome import Outcome
+from nanolib.run.prepare import expected_s, new_run
 from nanolib.store.connection import host, process_name
 from tests.ab.conftest import Repository
 from tests.run import sample_experiment as sample
@@ -54,18 +53,18 @@ def test_a_limit_is_over_when_its_case_ends_and_an_outer_limit_goes_on(monkeypat
         return before
 
     before = handle(signal.SIGALRM, lambda *_: expired.append(1))
-    monkeypatch.setattr(timeout.signal, "signal", slowly)
+    monkeypatch.setattr(outcome.signal, "signal", slowly)
     with Outcome().within(0.1):
         pass
     handle(signal.SIGALRM, before)
     monkeypatch.undo()
     assert not expired
-    outcome = Outcome()
-    with outcome.within(0.1):
-        with timeout.planning_time_limit():
+    slow = Outcome()
+    with slow.within(0.1):
+        with outcome.planning_time_limit():
             pass
         time.sleep(60)
-    assert outcome.status == "timeout"
+    assert slow.status == "timeout"
 
 
 def test_resume_continues_the_last_run_alike_that_no_other_process_is_at(measure, store):
@@ -109,7 +108,7 @@ def test_two_runs_at_once_are_both_whole(measure, store, tmp_path):
     until((tmp_path / "waiting").exists)
     lines = []
 
-    def release(done, total, line):
+    def release(line):
         lines.append(line)
         (tmp_path / "go").touch()
 
@@ -160,12 +159,12 @@ def test_an_edited_checkout_has_its_revision_with_a_plus_and_a_folder_outside_gi
     code = tmp_path / "nanolib" / "__init__.py"
     code.parent.mkdir()
     code.write_text("one = 1\n")
-    monkeypatch.setattr(provenance.nanolib, "__file__", str(code))
-    assert provenance.git_revision() == ""
+    monkeypatch.setattr(prepare.nanolib, "__file__", str(code))
+    assert prepare.git_revision() == ""
     Repository(tmp_path).commit("x")
-    committed = provenance.git_revision()
+    committed = prepare.git_revision()
     code.write_text("one = 2\n")
-    assert committed and provenance.git_revision() == f"{committed}+"
+    assert committed and prepare.git_revision() == f"{committed}+"
 
 
 def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 from statsmodels.stats.diagnostic import acorr_ljungbox
 
-from nanolib.stats.steady import (
-    SteadyState,
-    count_outliers,
-    ljung_box_p,
-    steady_state,
-    without_outliers,
-)
+from nanolib.stats.changes import SteadyState, steady_state
+from nanolib.stats.intervals import count_outliers, ljung_box_p, without_outliers
 
 N, RUNS = 200, 200
 

@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import Flag, Measurement, Unsupported, exact
-from nanolib.meters import measure
+from nanolib.meters import measure_phases
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
+from nanolib.meters.latency import compile_row, timed_call_ms
 from nanolib.models import attention
 from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
-from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, plan_case, trace
 from nanolib.run.peaks import rate_rows, roofline_ms
 
@@ -213,7 +214,7 @@ class AttentionCase(Case):
                 keeps = self.options.get("backend") == "math"
                 factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
             yield exact("bytes", moved, scope=scope)
-            timed = yield params.make_timing(self.device, {scope: call})
+            timed = yield params.timing(self.device, {scope: call})
             latency = timed[scope]
             if work is not None:
                 flops = round(factor * work.flops(self.batch_size, self.num_heads, self.head_dim))
@@ -226,9 +227,9 @@ class AttentionCase(Case):
             if scope == "forward":
                 yield compile_row(first_ms, latency.estimate)
                 if params.cold_cache:
-                    timing = params.timing(self.device)
-                    cold = measure(call, scope="forward, cold", cold=True, **timing)
-                    yield replace(cold, predicted=latency.predicted)
+                    name = "forward, cold"
+                    cold = params.timing(self.device, {name: call}, cold=True)
+                    yield replace(measure_phases(cold)[name], predicted=latency.predicted)
 
     def _build_mask(self, inputs: _Inputs, params) -> Measurement:
         """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
@@ -238,8 +239,8 @@ class AttentionCase(Case):
             forget_masks()
             choose_mask(*inputs[:2], **mask)
 
-        few = params.timing(self.device) | {"budget_s": params.budget_s / 4}
-        built = measure(build, scope="mask", **few)
+        timing = params.timing(self.device, {"mask": build}, budget_s=params.budget_s / 4)
+        built = measure_phases(timing)["mask"]
         built.details["kept"] = self._sparse_options.pattern not in CHOOSERS
         return built
 

@@ -23,9 +23,19 @@ from nanolib.models import Transformer, attention, create_model, training
 from nanolib.models.attention.dense import flash_attn_version
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.user import import_callable
-from nanolib.run import params as shared
-from nanolib.run.case import Case, Ceilings, over_seeds
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, check_heads
+from nanolib.run import case as shared
+from nanolib.run.case import (
+    Batch,
+    Case,
+    Ceilings,
+    Count,
+    Dtypes,
+    Grid,
+    Length,
+    Steps,
+    check_heads,
+    over_seeds,
+)
 from nanolib.run.peaks import ceiling_cases
 
 _Attention = Annotated[

@@ -2,17 +2,19 @@
 
 import contextlib
 import functools
+import math
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from nanolib.experiments.distributed.launch import WHOLE, Launch, Share, draw, link_rows
-from nanolib.measurement import Measurement, Measurements, Provenance, Unsupported, exact
+from nanolib.measurement import Flag, Measurement, Measurements, Provenance
+from nanolib.meters.machine import usable_cores
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.ranks import (
     count_bytes,
@@ -22,9 +24,9 @@ from nanolib.meters.ranks import (
 )
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.numbers import MIB
-from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, measure_on_ranks
+from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, plan_case
-from nanolib.run.ranks import lacking
+from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import LinkCost
 
 PREFILL_ALGORITHMS = ("ring", "zigzag", "ulysses")
@@ -33,7 +35,7 @@ _CHECKED_ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
-class ShardedCase(RanksCase):
+class ShardedCase(Case):
     """Case of one algorithm over a sequence that is sharded across ranks.
 
     The algorithms of one shape are a group, and run in turns on the same ranks. `dense` is the
@@ -51,8 +53,11 @@ class ShardedCase(RanksCase):
         head_dim: Width of a head.
         dtype: Dtype of q, k and v.
         threads: Number of threads of each rank on a CPU.
+        nodes: Number of machines. The factors omit `nodes` on a single machine.
     """
 
+    supports_ab = False
+    shares_launch = True
     VARIES = ("algorithm",)
 
     phase: str
@@ -65,10 +70,37 @@ class ShardedCase(RanksCase):
     head_dim: int
     dtype: str
     threads: int
+    nodes: int = field(default=1, kw_only=True)
 
     def __str__(self) -> str:
+        ranks = f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
         shape = f"n={self.seq_len} batch={self.batch_size} {self.dtype}"
-        return f"{self.phase} {self.algorithm} {self.ranks} {shape}"
+        return f"{self.phase} {self.algorithm} {ranks} {shape}"
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """The factors that define the case: name → value."""
+        factors = super().factors
+        if self.nodes == 1:
+            del factors["nodes"]
+        return factors
+
+    @property
+    def ranks_here(self) -> int:
+        """The largest number of ranks on one machine."""
+        return math.ceil(self.world_size / self.nodes)
+
+    @property
+    def ranks_on_cpu(self) -> int:
+        """The number of ranks that share the cores and the memory of a machine, 0 on GPUs."""
+        return 0 if self.device.startswith("cuda") else self.ranks_here
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs of the ranks on this machine, or the CPU that the ranks share."""
+        if self.ranks_on_cpu:
+            return (self.device,)
+        return tuple(f"cuda:{n}" for n in range(min(self.ranks_here, torch.cuda.device_count())))
 
     @property
     def inputs_id(self) -> str:
@@ -132,7 +164,8 @@ class ShardedCase(RanksCase):
 
     def plan(self) -> Plan:
         """Plan the peak memory of all ranks that share this device."""
-        plan, sharing = self.rank_plan(), 1 if self.algorithm in WHOLE else self.sharing
+        plan = self.rank_plan()
+        sharing = 1 if self.algorithm in WHOLE else max(1, self.ranks_on_cpu)
         return Plan({scope: peak * sharing for scope, peak in plan.peaks.items()}, plan.reason)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
@@ -151,7 +184,20 @@ class ShardedCase(RanksCase):
 
         The times of collectives and the communication model belong to the first case.
         """
-        launch = Launch(*measure_on_ranks(rank, cases, params))
+        request = {"seed": params.seed, "budget_s": params.budget_s}
+        answers = run_ranks(
+            rank,
+            request | {"cases": [case.factors for case in cases]},
+            world_size=self.world_size,
+            device=self.device,
+            # The ranks end before the case's own limit, so that the error can name the slow rank.
+            timeout_s=0.9 * params.case_timeout_s,
+            threads=self.threads,
+            rank_timeout_s=params.rank_timeout_s,
+            private_network=params.private_network,
+        )
+        is_oversubscribed = self.ranks_on_cpu * self.threads > usable_cores()
+        launch = Launch(answers, (Flag.OVERSUBSCRIBED,) if is_oversubscribed else ())
         link, rows = link_rows(launch)
         yield from ((cases[0], row) for row in rows)
         for case in cases:
@@ -183,30 +229,6 @@ class ShardedCase(RanksCase):
 
 def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
     return 1e3 * link.seconds(traffic.hops, max(traffic.sent))
-
-
-@dataclass(frozen=True)
-class MemoryCase(ShardedCase):
-    """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
-
-    VARIES = ()  # Nothing is timed, so the case has no group.
-
-    def plan(self) -> Plan:
-        """Return no peak, because the case allocates no memory."""
-        return Plan(reason="the case is planned, not run")
-
-    def measure(self, params, ceilings: Ceilings) -> Measurements:
-        """Yield the planned peak memory of a rank."""
-        plan = self.rank_plan()
-        if plan.most is None:
-            raise Unsupported(plan.reason or plan.unsupported_reason)
-        yield exact(
-            "peak_memory",
-            plan.most / MIB,
-            scope=self.phase,
-            method="plan",
-            provenance=Provenance.MODELLED,
-        )
 
 
 @contextlib.contextmanager

@@ -1,21 +1,18 @@
 """Define the parameters and the cases of the distributed notebook."""
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nanolib.experiments.distributed.case import (
-    PREFILL_ALGORITHMS,
-    WHOLE,
-    MemoryCase,
-    ShardedCase,
-)
+from nanolib.experiments.distributed.case import PREFILL_ALGORITHMS, WHOLE, ShardedCase
+from nanolib.measurement import Measurements, Provenance, Unsupported, exact
 from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
-from nanolib.run import params as shared
-from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, check_heads
+from nanolib.numbers import MIB
+from nanolib.run import case as shared
+from nanolib.run.case import Batch, Case, Ceilings, Count, Dtypes, Grid, Length, Plan, check_heads
 from nanolib.run.ranks import HANG_S, nodes_of
 
 
@@ -87,6 +84,31 @@ class Params(shared.Params):
         return value
 
     _heads_divide = model_validator(mode="after")(check_heads)
+
+
+@dataclass(frozen=True)
+class MemoryCase(ShardedCase):
+    """Case that plans the peak memory of a rank in a forward pass, and runs nothing."""
+
+    shares_launch = False
+    VARIES = ()  # Nothing is timed, so the case has no group.
+
+    def plan(self) -> Plan:
+        """Return no peak, because the case allocates no memory."""
+        return Plan(reason="the case is planned, not run")
+
+    def measure(self, params, ceilings: Ceilings) -> Measurements:
+        """Yield the planned peak memory of a rank."""
+        plan = self.rank_plan()
+        if plan.most is None:
+            raise Unsupported(plan.reason or plan.unsupported_reason)
+        yield exact(
+            "peak_memory",
+            plan.most / MIB,
+            scope=self.phase,
+            method="plan",
+            provenance=Provenance.MODELLED,
+        )
 
 
 def cases(params: Params) -> list[Case]:

@@ -23,9 +23,8 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.overhead import measure_overhead
 from nanolib.meters.recording import MODES, ModuleTime, Trace
 from nanolib.meters.sampler import interval_of
-from nanolib.run.case import Case, Ceilings, Measuring, Predicted
+from nanolib.run.case import Batch, Case, Ceilings, Grid, Length, Measuring, Predicted, Preset
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Grid, Length, Preset
 
 Phase = Literal["prefill", "decode", "training_step"]
 

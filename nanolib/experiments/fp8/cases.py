@@ -12,12 +12,12 @@ from nanolib.experiments.fp8.small_decoder import TRAINED, ParityCase
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.measurement import Measurement, exact
+from nanolib.meters.latency import timed_call_ms
 from nanolib.meters.machine import resolve_device
-from nanolib.models import create_model, fp8
+from nanolib.models import create_model, fp8, training
 from nanolib.models.user import logits_of
-from nanolib.run.case import Case, Ceilings, Measuring, Predicted, timed_call_ms
+from nanolib.run.case import Batch, Case, Ceilings, Count, Length, Measuring, Predicted, Preset
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length, Preset, check_corpus
 from nanolib.run.peaks import ceiling_cases, no_product, rate, rate_rows, tf32_products
 
 # Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.
@@ -95,7 +95,11 @@ class Params(OwnModelParams):
     train_batch_size: Batch = 4
     corpus: str = Field("", max_length=4096)
 
-    _corpus = field_validator("corpus")(check_corpus)
+    @field_validator("corpus")
+    @classmethod
+    def _can_be_read(cls, corpus: str) -> str:
+        training.load_text(corpus, max_bytes=2)
+        return corpus
 
     @model_validator(mode="after")
     def _casts_fit(self) -> Self:
@@ -229,7 +233,7 @@ class SpeedCase(ModelWorkCase):
             # The process times other cases too, so each call sets and resets tf32.
             call = tf32_products(True)(call)
         timed_call_ms(call)
-        timed = yield params.make_timing(self.device, {self.mode: call})
+        timed = yield params.timing(self.device, {self.mode: call})
         latency, flops = timed[self.mode], int(counted.flops)
         latency.details["parameters"] = counted.parameters
         yield latency

@@ -228,7 +228,7 @@ class ModelCase(Case):
         for work in step.workloads():
             if isinstance(work, Generating):  # A new length of the cache may compile kernels.
                 work.generation.all_tokens()
-            timed = yield params.make_timing(self.device, work.phases, total=work.scope)
+            timed = yield params.timing(self.device, work.phases, total=work.scope)
             expected = predicted.get("latency") if work is step else None
             whole = replace(timed.pop(work.scope), predicted=expected)
             yield from (*timed.values(), whole)

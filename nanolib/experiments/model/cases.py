@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
+from nanolib.models import attention
 from nanolib.models.optimize import OPTIMIZATIONS, applies
 from nanolib.models.user import (
     check_name,
@@ -19,7 +21,8 @@ from nanolib.models.user import (
     hugging_face_config,
     runs_code,
 )
-from nanolib.run import params as shared
+from nanolib.params import Values
+from nanolib.run import case as shared
 from nanolib.run.case import Case
 from nanolib.run.peaks import ceiling_cases
 
@@ -68,7 +71,7 @@ class OwnModelParams(shared.Params):
         longest = self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
-                shared.check_preset(preset, changes, longest)
+                check_preset(preset, changes, longest)
         elif not runs_code(self.model):
             with contextlib.suppress(Unsupported):  # The cases report a missing library.
                 check_hugging_face(self.model, self.model_options, *longest)
@@ -86,6 +89,33 @@ class OwnModelParams(shared.Params):
         if runs_code(self.model):
             wanted = (getattr(case, "model_case", case) for case in cases if case.runs_code)
             look_at_code(self.model, [case.planned_as for case in wanted])
+
+
+def check_preset(preset: str, overrides: Values, longest: tuple[str, int]) -> None:
+    """Check a preset with `overrides`: its attention, and its longest sequence.
+
+    Args:
+        preset: Key of `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        longest: Name of the parameter that sets the longest sequence, and that length in tokens.
+
+    Raises:
+        ValueError: A value is not valid for the preset. The message begins with the name of a
+            parameter.
+    """
+    try:
+        config = NanoConfig.from_preset(preset, **overrides)
+        attention.shared_options(config.attention_type, config.attention_options)
+    except BadInput as error:
+        raise ValueError(
+            "; ".join(f"overrides: {preset}: {line}" for line in error.lines)
+        ) from None
+    name, tokens = longest
+    if tokens > config.context_length:
+        raise ValueError(
+            f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
+            f"give a shorter length or set overrides: {{context_length: {tokens}}}"
+        )
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> None:

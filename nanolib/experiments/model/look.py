@@ -20,8 +20,8 @@ from nanolib.models import attention
 from nanolib.models.user import hugging_face_config, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
+from nanolib.run.outcome import planning_time_limit
 from nanolib.run.process import Died, call_in_process
-from nanolib.run.timeout import planning_time_limit
 from nanolib.torch_internals import TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.

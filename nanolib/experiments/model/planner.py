@@ -20,8 +20,8 @@ from nanolib.meters.memory import describe_plan_failure
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import check_name
 from nanolib.params import StrictModel
-from nanolib.run import params as shared
-from nanolib.run.timeout import planning_time_limit
+from nanolib.run import case as shared
+from nanolib.run.outcome import planning_time_limit
 
 # Each use of a model has a mode, an optimization, and an optimization for mixed precision.
 USES = {

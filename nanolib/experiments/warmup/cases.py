@@ -19,10 +19,9 @@ from nanolib.measurement import Measurement, Measurements
 from nanolib.meters.clock import clock_for
 from nanolib.meters.latency import summarize
 from nanolib.meters.machine import resolve_device
-from nanolib.run.case import Case, Ceilings, Plan, Predicted
+from nanolib.run.case import Batch, Case, Ceilings, Grid, Length, Plan, Predicted, Preset
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Grid, Length, Preset
-from nanolib.stats.steady import warm_up
+from nanolib.stats.changes import warm_up
 
 
 class Params(OwnModelParams):

@@ -19,7 +19,7 @@ from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import CASE, ONE
 from nanolib.report.theme import Drawing
-from nanolib.stats.steady import MOVED
+from nanolib.stats.changes import MOVED
 
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
 _SETTING = ["run_id", "factor.name", "factor.seq_len", "factor.direction", "warmup_steps"]

@@ -7,7 +7,7 @@ import torch
 
 from nanolib.experiments import ALL
 from nanolib.experiments.model import cases as model
-from nanolib.run import dry_run as plans
+from nanolib.run import prepare as plans
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.experiments import own

@@ -1,19 +1,30 @@
-"""Predict the results and the duration of an experiment's cases before anything runs."""
+"""Prepare a run: predict its cases and its duration, and record the code and the machine."""
 
+import functools
+import hashlib
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from nanolib.measurement import Status, Unsupported
+import nanolib
+from nanolib.measurement import RunStatus, Status, Unsupported
+from nanolib.meters.interference import find_interference
+from nanolib.meters.machine import this_machine, versions
+from nanolib.models.user import code_digest
 from nanolib.numbers import MIB, format_number
 from nanolib.params import Values
-from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.paths import LAUNCH_VARIABLE, revision_of
+from nanolib.run.case import Case, Ceilings, Params, Plan
 from nanolib.run.memory_plan import check_case
-from nanolib.run.params import Params
+from nanolib.run.process import say
 from nanolib.stats.intervals import Interval
-from nanolib.store import Store
+from nanolib.store import Run, Store
+from nanolib.store.connection import alive, process_name
 
 _TITLES = {
     "flops": "flops (FLOP)",
@@ -63,7 +74,7 @@ def dry_run_table(cases: Sequence[Case], ceilings: Ceilings) -> pd.DataFrame:
         cases: Cases to predict.
         ceilings: Peak rates, as for `roofline_ms`.
     """
-    lines = {}  # what a line shows → names of its cases
+    lines = {}  # What a line shows → names of its cases.
     for case in tqdm(cases, "planning", leave=False, disable=None, unit="case"):
         ms, mib, here = "—", "—", "known after a run, because the model is your own code"
         if not case.runs_code:
@@ -125,3 +136,77 @@ def expected_s(
 def _timing(params: Values):
     """Return the parameters that change the duration of a case."""
     return [params.get(name) for name in ("budget_s", "rel_ci", "device")]
+
+
+@functools.cache  # Later edits of the files do not change the code of this process.
+def source_digest() -> str:
+    """Return a hash of nanolib's source files. Every edit of the code changes the hash."""
+    return code_digest("nanolib:measure")
+
+
+def git_revision() -> str:
+    """Return the git revision of nanolib's checkout, or an empty string without a checkout."""
+    root = Path(nanolib.__file__).parent.parent
+    # A wheel may be installed inside another repository, whose revision is not nanolib's.
+    return revision_of(root) if (root / ".git").exists() else ""
+
+
+def new_run(params: Params, device: str, cases: int) -> Run:
+    """Make the record of a run that begins now, and print the interference on the machine.
+
+    Args:
+        params: Parameters of the run.
+        device: Device of the run.
+        cases: Number of cases.
+    """
+    machine, interference = this_machine(), find_interference(device)
+    for line in interference:
+        say(f"not a quiet machine: {line}")
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    if own_code := code_digest(params.defining()):
+        made_by["own code"] = own_code
+    identity = [params.NAME, params.defining(), made_by, machine.machine_id, device]
+    return Run(
+        experiment=params.NAME,
+        machine=machine.to_dict(),
+        params=params.model_dump(mode="json"),
+        suite=params.suite,
+        label=params.label,
+        device=device,
+        versions=made_by,
+        git_revision=git_revision(),
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        cases=cases,
+        process=process_name(),
+        launch=os.environ.get(LAUNCH_VARIABLE, ""),
+        interference=interference,
+    )
+
+
+def take_over(store: Store, run: Run) -> str:
+    """Find the last run with the same parameters, version and machine, and mark it as running.
+
+    The function skips runs with another label, and runs of other living processes.
+
+    Args:
+        store: Database of the runs.
+        run: Record of the new run, from `new_run`.
+
+    Returns:
+        `run_id` of the run to continue, or an empty string.
+    """
+    alike = store.runs("fingerprint = ? AND label = ?", (run.fingerprint, run.label))
+    for before in alike[::-1].itertuples():
+        is_ours = before.process == run.process
+        if before.status == RunStatus.RUNNING and not is_ours and alive(before.process):
+            continue
+        store.update_run(
+            before.run_id,
+            status=RunStatus.RUNNING,
+            message="",
+            process=run.process,
+            launch=run.launch or before.launch,
+            interference=run.interference,
+        )
+        return before.run_id
+    return ""

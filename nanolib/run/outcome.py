@@ -4,13 +4,23 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from nanolib.measurement import Flag, Measurement, Status, Unsupported, cause, one_line
+from nanolib.measurement import (
+    METRICS,
+    Flag,
+    Measurement,
+    Provenance,
+    Status,
+    Unsupported,
+    cause,
+    one_line,
+)
+from nanolib.meters.interference import CpuLoad
 
 _PLAN_S = 60.0
 _OUT_OF_MEMORY = (
@@ -29,10 +39,6 @@ class PredictedOutOfMemory(Unsupported):
     """The case was not started, because it needs more than the free memory."""
 
     status = Status.OOM_PREDICTED
-
-
-class DeviceLost(BaseException):
-    """The case failed, and this process cannot use the device again."""
 
 
 @dataclass
@@ -73,6 +79,24 @@ class Outcome:
             details=self.details,
         )
 
+    def add_interference(self, load: CpuLoad) -> None:
+        """Add the load of the CPUs during the case, and flags to the ending and all timed rows.
+
+        A timing that recorded its own load keeps its own flags. Other rows of the same scope get
+        the flags of the timing.
+        """
+        own = {
+            row.scope: [flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED)]
+            for row in self.rows
+            if any(row.details.get(name) is not None for name in ("others_share", "clean_rounds"))
+        }
+        for index, row in enumerate(self.rows):
+            is_timed = METRICS[row.metric].is_timed and row.estimate is not None
+            if is_timed and row.provenance != Provenance.REPLAYED:
+                flags = (*row.flags, *own.get(row.scope, load.flags))
+                self.rows[index] = replace(row, flags=tuple(dict.fromkeys(flags)))
+        self.details, self.flags = self.details | load.details(), load.flags
+
     def mark_timed_out(self, limit_s: float) -> None:
         """Record that the case did not end within its time limit."""
         self.status = Status.TIMEOUT
@@ -89,12 +113,12 @@ class Outcome:
                 To end a kernel that never returns, set `isolation: process`.
 
         Raises:
-            DeviceLost: This process cannot use the device again.
+            torch.AcceleratorError: This process cannot use the device again.
         """
         start = time.perf_counter()
         try:
             # A timer of 0 s would never expire.
-            with _time_limit(max(timeout_s - self.seconds, 0.001)):
+            with _time_limit(max(timeout_s - self.seconds, 0.001), CaseTimeout()):
                 yield
         except CaseTimeout:
             self.mark_timed_out(timeout_s)
@@ -106,7 +130,7 @@ class Outcome:
             self.details = getattr(error, "details", {})
             if isinstance(error, torch.AcceleratorError):
                 self.details = self.details | {"device_lost": True}
-                raise DeviceLost from error
+                raise
         finally:
             self.seconds += time.perf_counter() - start
 
@@ -119,31 +143,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
-@contextmanager
-def planning_time_limit() -> Iterator[None]:
+def planning_time_limit() -> AbstractContextManager[None]:
     """Limit the time within the context to 60 s, for a user's code on tensors without data.
 
     Raises:
         TimeoutError: The code within the context took more than 60 s.
     """
-    try:
-        with _time_limit(_PLAN_S):
-            yield
-    except CaseTimeout:
-        raise TimeoutError(
-            f"the call takes more than {_PLAN_S:g} s on tensors without data"
-        ) from None
+    message = f"the call takes more than {_PLAN_S:g} s on tensors without data"
+    return _time_limit(_PLAN_S, TimeoutError(message))
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise `CaseTimeout` after a time in s. Outside the main thread, there is no limit."""
+def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
+    """Raise an exception after a time in s. Outside the main thread, there is no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(*_):
-        raise CaseTimeout
+        raise error
 
     before = signal.signal(signal.SIGALRM, expire)
     outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
