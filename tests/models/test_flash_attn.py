@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import dense
-from nanolib.models.attention.reference import causal_mask, masked_attention
+from nanolib.models.attention.dense import causal_mask, masked_attention
 from tests.models.inputs import agrees, qkv
 
 STUB = """
@@ -105,22 +105,3 @@ def test_it_takes_short_types_on_a_gpu(monkeypatch):
         dense.attend_by_flash_attn(gpu, gpu, gpu, **rest)
     gpu.dtype = torch.bfloat16
     assert dense.attend_by_flash_attn(gpu, gpu, gpu, **rest) == (3, gpu, gpu, gpu, True)
-
-
-def test_a_dense_case_names_the_flash_kernels_that_it_runs(monkeypatch):
-    """They are swapped when the next case is called, so that versions are never mixed."""
-    calls, torchs = [], torch.nn.attention
-    monkeypatch.setattr(torchs, "activate_flash_attention_impl", calls.append)
-    monkeypatch.setattr(torchs, "restore_flash_attention_impl", lambda: calls.append("torch's"))
-    for impl in ("", "FA4", "FA4", "FA3", "", ""):
-        dense.activate(impl)
-    assert calls == ["FA4", "torch's", "FA3", "torch's"]
-
-
-def test_missing_flash_kernels_are_unsupported():
-    with pytest.raises(
-        Unsupported, match=r"impl FA4 is not available \(ModuleNotFoundError: No module named"
-    ):
-        dense.activate("FA4")
-    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 does not work with backend"):
-        dense.Options(impl="FA3")

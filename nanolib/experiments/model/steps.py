@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nanolib.measurement import BadInput, Measurements, MemoryKind, Unsupported, exact
-from nanolib.models.attention.reference import relative_error
+from nanolib.models.attention.dense import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
 from nanolib.models.training import next_token_loss
