@@ -11,7 +11,7 @@ import torch
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.clock import Call, ColdClock, Device, clock_for
-from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
+from nanolib.meters.interference import CpuLoad, interference_flags, wait_for_compilers, watch_cpus
 from nanolib.meters.sampler import (
     CONFIDENCE,
     FLOOR_BLOCKS,
@@ -222,8 +222,6 @@ def summarize(
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
-        Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
-        Flag.THROTTLED: "throttled_by" in details,
         Flag.OUTLIERS_REMOVED: remove_outliers,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
         Flag.AUTOCORRELATED: lag_p is not None and lag_p < 0.01,
@@ -238,7 +236,7 @@ def summarize(
         samples=tuple(x.tolist()),
         method=method,
         scope=scope,
-        flags=tuple(flag for flag, is_set in flags.items() if is_set),
+        flags=(*(flag for flag, is_set in flags.items() if is_set), *interference_flags(details)),
         details=details,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nanolib
 from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
-from nanolib.meters.interference import CpuLoad, find_interference
+from nanolib.meters.interference import CpuLoad, find_interference, interference_flags
 from nanolib.meters.machine import this_machine, versions
 from nanolib.models.user import code_digest
 from nanolib.paths import LAUNCH_VARIABLE, revision_of
@@ -104,6 +104,7 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
         outcome: Outcome of the case. The function changes the rows, details and flags.
         load: Load of the CPUs during the case.
     """
+    flags = interference_flags(load.details())
     own = {
         row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))
         for row in outcome.rows
@@ -113,6 +114,6 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
     for index, row in enumerate(outcome.rows):
         is_timed = METRICS[row.metric].is_timed and row.estimate is not None
         if is_timed and row.provenance != Provenance.REPLAYED:
-            flags = (*row.flags, *own.get(row.scope, load.flags))
-            outcome.rows[index] = replace(row, flags=tuple(dict.fromkeys(flags)))
-    outcome.details, outcome.flags = outcome.details | load.details(), load.flags
+            both = (*row.flags, *own.get(row.scope, flags))
+            outcome.rows[index] = replace(row, flags=tuple(dict.fromkeys(both)))
+    outcome.details, outcome.flags = outcome.details | load.details(), flags

@@ -142,7 +142,7 @@ def test_flags_say_what_the_blocks_show(series, flags):
 def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
     @contextmanager
     def watched():
-        yield CpuLoad(others=0.2, stolen=0.05, throttled=0.5, quota=0.5)
+        yield CpuLoad(0.2, 0.05, "a CPU quota of 0.5 cores")
 
     monkeypatch.setattr(latency, "watch_cpus", watched)
     row = measure(_nothing, budget_s=1e-9)
