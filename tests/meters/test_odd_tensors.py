@@ -7,8 +7,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from nanolib.measurement import BadInput
 from nanolib.meters.layers import LayerProfiler
-from nanolib.meters.memory import peak_memory
-from nanolib.meters.tensor_bytes import storage_bytes
+from nanolib.meters.memory import peak_memory, storage_bytes
 
 
 def test_quantized_weights_hold_their_packed_data():
