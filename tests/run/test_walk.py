@@ -18,7 +18,7 @@ from nanolib.experiments import ALL
 from nanolib.meters import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
-from nanolib.models.optimize import OPTIMIZATIONS
+from nanolib.models.training import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
