@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,23 +151,14 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
         if not timing.cold:
             launches = clock.gpu.host_and_device([*timing.phases.values()])
 
-    def row(scope: str, samples: np.ndarray, own: Mapping[str, Any]) -> Measurement:
-        return summarize(
-            samples,
-            calls_per_block=per_block,
-            steady=steady,
-            scope=scope,
-            method=clock.method,
-            details=shared | own,
-        )
-
-    rows = {
-        scope: row(scope, samples, {"cached": sampler.checks[scope].is_cached} | launch)
-        for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True)
-    }
+    row = partial(summarize, calls_per_block=per_block, steady=steady, method=clock.method)
+    rows = {}
+    for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True):
+        own = {"cached": sampler.checks[scope].is_cached} | launch
+        rows[scope] = row(samples, scope=scope, details=shared | own)
     if len(rows) > 1:
         own = {name: sum(launch[name] for launch in launches) for name in launches[0]}
-        rows[timing.total] = row(timing.total, total, own)
+        rows[timing.total] = row(total, scope=timing.total, details=shared | own)
     return rows
 
 
