@@ -7,6 +7,9 @@ compiles the kernel. Versions 2 and 3 are compiled extensions.
 
 import functools
 import importlib
+import importlib.util
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,6 +103,8 @@ class FlashOptions(StrictModel):
 @functools.cache
 def _import_version(version: int) -> tuple[Callable[..., Any] | None, str]:
     """Return the function of one version, or None and the error of the import."""
+    if version == 4 and _import_version(2)[0] is None:
+        _skip_parent()
     errors = []
     for name in _MODULES[version]:
         try:
@@ -107,6 +112,15 @@ def _import_version(version: int) -> tuple[Callable[..., Any] | None, str]:
         except Exception as error:  # A binary for another torch version can raise any exception.
             errors.append(f"{type(error).__name__}: {error}")
     return None, "; ".join(errors)
+
+
+def _skip_parent():
+    """Make version 4 importable if version 2, which has the same parent package, is broken."""
+    spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
+    if spec and spec.submodule_search_locations:
+        package = types.ModuleType("flash_attn")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["flash_attn"] = package
 
 
 def flash_attn_version(version: Version = "auto") -> int | None:
