@@ -12,7 +12,7 @@ import numpy as np
 import pynvml
 import torch
 
-from nanolib.meters.gpu import GpuState
+from nanolib.meters.interference import GpuState
 
 Call = Callable[[], object]
 Device = str | torch.device

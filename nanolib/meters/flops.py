@@ -1,8 +1,10 @@
-"""Count FLOPs, by formula and from the operations that run. A multiply-add counts as two FLOPs."""
+"""Count the FLOPs of a call, and the bytes that it reads. A multiply-add counts as two FLOPs."""
 
 import contextlib
+import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.nn.attention.flex_attention import create_mask
 from torch.utils.flop_counter import flop_registry
 
 from nanolib.config import NanoConfig
+from nanolib.meters.memory import READS_DEVICE, storage_key, tensors_in
 from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of the forward pass.
@@ -19,8 +22,12 @@ BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of th
 RECOMPUTING_BACKWARD_FACTOR = 2.5
 # A bias of -10,000 or less masks a pair. All 16-bit dtypes can represent this bias.
 _MASKED = -1e4
-# nanolib evaluates a mask for 1,024 queries at a time.
-_ROWS = 1024
+_LOOK_UPS = {
+    torch.ops.aten.embedding,
+    torch.ops.aten.index,
+    torch.ops.aten.index_select,
+    torch.ops.aten.gather,
+}
 
 
 def _grouped_product_flops(a: Tensor, b: Tensor, *rest, **named) -> int:
@@ -124,7 +131,7 @@ class _Counter(TorchDispatchMode):
             self._count.has_split_attention = True
         formula = _FORMULAS.get(name, flop_registry.get(func.overloadpacket))
         is_attention = "_scaled_dot_product" in name
-        if not (is_attention or formula or func is torch.ops.prim.device.default):
+        if not (is_attention or formula or func is READS_DEVICE):
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
@@ -157,12 +164,9 @@ class _Counter(TorchDispatchMode):
         q, k, v = args[:3]
         mask = next(x for x in args[3:] if isinstance(x, tuple) and x and callable(x[-1]))
         batch, heads = mask[2].shape[:2]
-        kept = 0
-        for start in range(0, q.shape[-2], _ROWS):
-            rows = min(_ROWS, q.shape[-2] - start)
-            shifted = lambda b, h, i, j, start=start: mask[-1](b, h, i + start, j)  # noqa: E731
-            kept += self._sum_of(create_mask(shifted, batch, heads, rows, k.shape[-2], q.device))
-        self._add_attention(name, q, k, v, kept, batch * heads * q.shape[-2] * k.shape[-2])
+        q_len, kv_len = q.shape[-2], k.shape[-2]
+        kept = self._sum_of(create_mask(mask[-1], batch, heads, q_len, kv_len, q.device))
+        self._add_attention(name, q, k, v, kept, batch * heads * q_len * kv_len)
 
     def _sum_of(self, is_kept: Tensor) -> int:
         """Count the kept pairs, or all pairs if the mask has no data."""
@@ -198,6 +202,63 @@ def _is_product(name: str) -> bool:
         return True
     words = operation.split("_")
     return any(word in _PRODUCTS or word.endswith("mm") for word in words)
+
+
+class BytesRead(TorchDispatchMode):
+    """Count the bytes that operations read from given tensors. Each element counts once.
+
+    If operations read different parts of a tensor, the largest part counts. In a lookup table, at
+    most one row per lookup counts. In a stack of experts, at most one expert per token counts.
+    Elements that the call wrote before do not count.
+
+    Args:
+        tensors: Tensors that exist before the call, such as weights and a cache.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        super().__init__()
+        self._read = {storage_key(x): 0 for x in tensors}  # key of a storage → bytes read from it
+        self._written = Counter()  # key of a storage → elements that operations wrote
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes that operations have read."""
+        return sum(self._read.values())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run the operation and count the bytes that it reads."""
+        out = func(*args, **kwargs or {})
+        if func is READS_DEVICE:
+            return out
+        schema = getattr(func, "_schema", None)  # FlexAttention has no schema.
+        made = {storage_key(x) for x in tensors_in(out)}
+        for x in tensors_in((args, kwargs)):
+            key = storage_key(x)
+            if key not in self._read:
+                continue
+            if key not in made:
+                taken = (_taken(func, args, x, out) - self._written[key]) * x.element_size()
+                self._read[key] = max(self._read[key], taken)
+            elif schema and schema.is_mutable:  # An operation that makes a view reads nothing.
+                self._written[key] += _elements(x)
+        return out
+
+
+def _taken(func, args: tuple[Any, ...], x: Tensor, out) -> int:
+    """Return how many elements of a tensor the operation reads."""
+    operation = getattr(func, "overloadpacket", None)
+    if operation in _LOOK_UPS and x is args[0]:
+        return min(_elements(x), out.numel())
+    if operation is torch.ops.aten._grouped_mm and x.dim() == 3 and args[0].dim() == 2:
+        return _elements(x[0]) * min(x.shape[0], args[0].shape[0])
+    return _elements(x)
+
+
+def _elements(x: Tensor) -> int:
+    """Count the elements of a tensor in memory. An expanded dimension has size 1 in memory."""
+    return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 
 def model_flops(config: NanoConfig, batch: int, length: int, kept: float) -> dict[str, int]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from nanolib.measurement import Flag, Measurement, Unsupported
 from nanolib.meters.call_check import CallCheck
 from nanolib.meters.clock import Call, ColdClock, Device, clock_for
-from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
+from nanolib.meters.interference import CpuLoad, interference_flags, wait_for_compilers, watch_cpus
 from nanolib.meters.sampler import (
     CONFIDENCE,
     FLOOR_BLOCKS,
@@ -146,23 +147,14 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
         if not timing.cold:
             launches = clock.gpu.host_and_device([*timing.phases.values()])
 
-    def row(scope: str, samples: np.ndarray, own: Mapping[str, Any]) -> Measurement:
-        return summarize(
-            samples,
-            calls_per_block=per_block,
-            steady=steady,
-            scope=scope,
-            method=clock.method,
-            details=shared | own,
-        )
-
-    rows = {
-        scope: row(scope, samples, {"cached": sampler.checks[scope].is_cached} | launch)
-        for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True)
-    }
+    row = partial(summarize, calls_per_block=per_block, steady=steady, method=clock.method)
+    rows = {}
+    for scope, samples, launch in zip(timing.phases, series.T, launches, strict=True):
+        own = {"cached": sampler.checks[scope].is_cached} | launch
+        rows[scope] = row(samples, scope=scope, details=shared | own)
     if len(rows) > 1:
         own = {name: sum(launch[name] for launch in launches) for name in launches[0]}
-        rows[timing.total] = row(timing.total, total, own)
+        rows[timing.total] = row(total, scope=timing.total, details=shared | own)
     return rows
 
 
@@ -218,8 +210,6 @@ def summarize(
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: confidence != CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
-        Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
-        Flag.THROTTLED: "throttled_by" in details,
         Flag.OUTLIERS_REMOVED: remove_outliers,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
         Flag.AUTOCORRELATED: lag_p is not None and lag_p < 0.01,
@@ -234,7 +224,7 @@ def summarize(
         samples=tuple(x.tolist()),
         method=method,
         scope=scope,
-        flags=tuple(flag for flag, is_set in flags.items() if is_set),
+        flags=(*(flag for flag, is_set in flags.items() if is_set), *interference_flags(details)),
         details=details,
     )
 

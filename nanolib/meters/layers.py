@@ -18,6 +18,7 @@ from torch.profiler import record_function
 from nanolib.measurement import BadInput
 from nanolib.meters.clock import clock_for, synchronizer
 from nanolib.meters.operations import (
+    NEAR_ZERO,
     RANGE,
     AttentionWatch,
     Forward,
@@ -27,10 +28,11 @@ from nanolib.meters.operations import (
     is_down_projection,
     operation_name,
     operations_of,
+    output_statistics,
     replace_methods,
     torch_profiler,
 )
-from nanolib.meters.recording import Call, ModuleTime, ProfilingConfig, Trace, output_statistics
+from nanolib.meters.recording import Call, ModuleTime, ProfilingConfig, Trace
 
 __all__ = ["LayerProfiler", "ProfilingConfig", "create_profiler"]
 
@@ -177,16 +179,15 @@ class LayerProfiler:
 
     def _add_statistics(self, name: str, args, kwargs, out: torch.Tensor):
         """Compute statistics of a module's call, without waiting for the device."""
-        near_zero = self.config.near_zero
         if self.config.capture_activations:
-            self._add(name, output_statistics(out, near_zero))
+            self._add(name, output_statistics(out))
         x = next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
         if self.config.deep_profiling and is_down_projection(name) and _is_summable(x):
-            share = (x.detach().abs() < near_zero).mean(dtype=torch.float32)
+            share = (x.detach().abs() < NEAR_ZERO).mean(dtype=torch.float32)
             self._add(self._layer(name), {"mlp_kill_ratio": share})
 
     def _add_attention_statistics(self, inputs: dict[str, Any]):
-        self._add(self._layer(""), attention_statistics(inputs, self.config.near_zero))
+        self._add(self._layer(""), attention_statistics(inputs))
 
     def _add(self, name: str, statistics: Mapping[str, torch.Tensor]):
         self._call.values += [(name, *statistic) for statistic in statistics.items()]
@@ -213,7 +214,6 @@ class LayerProfiler:
         # All values come from the device in one copy.
         numbers = torch.stack([x for *_, x in values]).tolist() if values else []
         for (number, name, statistic, _), value in zip(values, numbers, strict=True):
-            self._found[name].values[statistic].append(value)
             self.trace.rows["statistics"].append((number, name or _MODEL, statistic, value))
         self._profiled += [call for call in calls if call.profile is not None]
 

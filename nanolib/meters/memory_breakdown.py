@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import MemoryKind
-from nanolib.meters.tensor_bytes import LiveBytes, storage_key
+from nanolib.meters.memory import LiveBytes, storage_key
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

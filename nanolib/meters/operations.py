@@ -26,7 +26,9 @@ Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, str, Forward]
 
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
-_QUERIES = 64
+_QUERIES = 64  # Largest number of queries in a sample of attention weights.
+_SAMPLE = 2048  # Largest number of elements in the sample of an output.
+NEAR_ZERO = 1e-2  # Smaller activations and attention weights count as near zero.
 
 # Families of models use these names in the attention and in the MLP.
 _AMBIGUOUS = ("c_proj", "dense")
@@ -169,12 +171,12 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     mask = inputs.get("attn_mask")
     if inputs.get("is_causal"):
         mask = torch.arange(kv_len, device=q.device) <= sample[:, None]
-    elif mask is not None:
+    elif mask is None:
+        mask = torch.ones(1, kv_len, dtype=torch.bool, device=q.device)
+    else:
         mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
-    kept = torch.ones((), dtype=torch.bool, device=q.device)
-    if mask is not None:
-        kept = kept_pairs(mask)
-        mask = torch.where(kept, 0.0 if mask.dtype == torch.bool else mask.float(), -torch.inf)
+    kept = kept_pairs(mask)
+    mask = torch.where(kept, 0.0 if mask.dtype == torch.bool else mask.float(), -torch.inf)
     options = {name: inputs[name] for name in ("scale", "enable_gqa") if name in inputs}
     # This operation computes attention without a fused kernel, and also returns the weights.
     math = torch.ops.aten._scaled_dot_product_attention_math
@@ -182,18 +184,41 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     return weights, kept.expand_as(weights)
 
 
-def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
+def attention_statistics(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Compute mean entropy in nats, mean largest weight, and the share of weights near zero.
+
+    Masked pairs do not count.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
-        near_zero: Value below which a weight counts as near zero. Masked pairs do not count.
     """
     weights, is_kept = sampled_weights(inputs)
     return {
         "attention_entropy": torch.special.entr(weights).sum(dim=-1).mean(),
         "attention_max_weight": weights.amax(dim=-1).mean(),
-        "attention_sparsity": (is_kept & (weights < near_zero)).sum() / is_kept.sum(),
+        "attention_sparsity": (is_kept & (weights < NEAR_ZERO)).sum() / is_kept.sum(),
+    }
+
+
+def output_statistics(out: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Compute statistics of an output, without waiting for the device.
+
+    All statistics except the largest magnitude use evenly spaced elements, at most 2,048.
+
+    Args:
+        out: Output with at least one element, any shape.
+
+    Returns:
+        Mean magnitude, standard deviation, largest magnitude and share near zero, in float32.
+    """
+    x = out.detach().reshape(-1)
+    sample = x[:: -(-len(x) // _SAMPLE)].float()
+    size = sample.abs()
+    return {
+        "mean_abs": size.mean(),
+        "sd": sample.std(correction=min(1, len(sample) - 1)),
+        "max_abs": torch.linalg.vector_norm(x, torch.inf).float(),
+        "near_zero": (size < NEAR_ZERO).mean(dtype=torch.float32),
     }
 
 

@@ -24,7 +24,7 @@ import psutil
 import pynvml
 
 from nanolib.measurement import Provenance, one_line
-from nanolib.meters.gpu import gpu_watts
+from nanolib.meters.interference import gpu_watts
 
 _RAPL_PERIOD_S = 0.001
 # AMD's compute driver creates this file.

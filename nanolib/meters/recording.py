@@ -10,8 +10,6 @@ import torch
 
 from nanolib.params import StrictModel
 
-_SAMPLE = 2048  # Largest number of elements in the sample of an output.
-
 
 @dataclass
 class Trace:
@@ -50,9 +48,6 @@ class ModuleTime:
         calls_ms: Time of each call in which nanolib records only times, ms.
         passes: Number of calls by the model that torch's profiler recorded.
         operations: Name of an operation → total time in these passes, ms.
-        values: Name of a statistic → a value per call with statistics. An output has the statistics
-            of `output_statistics`. A block also has `attention_entropy` (nats),
-            `attention_max_weight`, `attention_sparsity` and `mlp_kill_ratio`.
     """
 
     name: str
@@ -60,7 +55,6 @@ class ModuleTime:
     calls_ms: list[float] = field(default_factory=list)
     passes: int = 0
     operations: Counter[str] = field(default_factory=Counter)
-    values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(slots=True)
@@ -82,29 +76,6 @@ class Call:
     values: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
 
 
-def output_statistics(out: torch.Tensor, near_zero: float) -> dict[str, torch.Tensor]:
-    """Compute statistics of an output, without waiting for the device.
-
-    All statistics except the largest magnitude use evenly spaced elements, at most 2,048.
-
-    Args:
-        out: Output with at least one element, any shape.
-        near_zero: Magnitude below which an element counts as near zero.
-
-    Returns:
-        Mean magnitude, standard deviation, largest magnitude and share near zero, in float32.
-    """
-    x = out.detach().reshape(-1)
-    sample = x[:: -(-len(x) // _SAMPLE)].float()
-    size = sample.abs()
-    return {
-        "mean_abs": size.mean(),
-        "sd": sample.std(correction=min(1, len(sample) - 1)),
-        "max_abs": torch.linalg.vector_norm(x, torch.inf).float(),
-        "near_zero": (size < near_zero).mean(dtype=torch.float32),
-    }
-
-
 class ProfilingConfig(StrictModel):
     """Settings of a profiler: which data it records, and how often.
 
@@ -118,7 +89,6 @@ class ProfilingConfig(StrictModel):
         deep_profiling: Whether to profile operations, and to summarize attention weights, in each
             k-th call.
         every_kth_token: Number k of model calls from one detailed call to the next.
-        near_zero: Magnitude below which activations and attention weights count as near zero.
         power_sample_interval_ms: Time between power samples, ms.
         batch_db_commits: Whether to read the data of calls in batches, and not after each call.
         preallocate_metrics: Largest number of calls whose data stays on the device before the host
@@ -136,7 +106,6 @@ class ProfilingConfig(StrictModel):
     capture_activations: bool = False
     deep_profiling: bool = False
     every_kth_token: int = pydantic.Field(16, gt=0)
-    near_zero: float = pydantic.Field(1e-2, gt=0)
     power_sample_interval_ms: float = pydantic.Field(50.0, gt=0)
     batch_db_commits: bool = True
     preallocate_metrics: int = pydantic.Field(64, gt=0)

@@ -14,7 +14,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.call_check import CallCheck
 from nanolib.meters.clock import Call, Clock
 from nanolib.stats.changes import GROUP, steady_state
-from nanolib.stats.intervals import median_interval, range_confidence
+from nanolib.stats.intervals import median_interval
 
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give no 95 % interval.
 CONFIDENCE = 0.95
@@ -155,16 +155,10 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
-    """Return the median with its 95 % interval and confidence.
-
-    If there are too few blocks, return the range of the blocks instead of the interval.
-    """
-    if (coverage := range_confidence(len(medians))) >= CONFIDENCE:
-        return *median_interval(medians, CONFIDENCE), CONFIDENCE
-    estimate = float(np.median(medians))
-    if len(medians) < 2:
-        return None, estimate, None, None
-    return float(medians.min()), estimate, float(medians.max()), coverage
+    """Return the median with its 95 % interval and confidence, which need at least six blocks."""
+    if len(medians) < FLOOR_BLOCKS:
+        return None, float(np.median(medians)), None, None
+    return *median_interval(medians, CONFIDENCE), CONFIDENCE
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from nanolib.measurement import Unsupported
-from nanolib.models import optimize
 from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
@@ -94,7 +93,7 @@ class CapturedGeneration(Generation):
         self._restart_at_end()
         self._position.fill_(self.cache.length)
         if self._graph is None:
-            self._graph = optimize.capture_graph(self._step)
+            self._graph = capture_graph(self._step)
         if self.token is not self._token:  # The graph reads and writes the token in place.
             self.token = self._token.copy_(self.token)
         self._graph.replay()
@@ -106,6 +105,19 @@ class CapturedGeneration(Generation):
         logits = self.model.decode(self._token, self.cache)
         self.cache.position = self.cache.seen = None  # The prompt has another number of tokens.
         self._token.copy_(logits.argmax(dim=-1))
+
+
+def capture_graph(call: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture a call in a CUDA graph, after a few warm-up calls."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        call()
+    return graph
 
 
 class HuggingFaceGeneration(Generation):

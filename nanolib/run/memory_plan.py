@@ -13,8 +13,6 @@ from torch import nn
 from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, one_line
 from nanolib.meters.memory import (
     LiveBytes,
-    describe_plan_failure,
-    fake_tensors,
     free_bytes,
     measure_memory,
     resident_row,
@@ -25,6 +23,7 @@ from nanolib.numbers import MIB
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Params, Plan
 from nanolib.run.outcome import PredictedOutOfMemory
+from nanolib.torch_internals import describe_plan_failure, fake_tensors
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _PLANS: dict[str, Plan] = {}

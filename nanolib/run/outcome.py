@@ -20,7 +20,7 @@ from nanolib.measurement import (
     cause,
     one_line,
 )
-from nanolib.meters.interference import CpuLoad
+from nanolib.meters.interference import CpuLoad, interference_flags
 
 _PLAN_S = 60.0
 _OUT_OF_MEMORY = (
@@ -85,6 +85,7 @@ class Outcome:
         A timing that recorded its own load keeps its own flags. Other rows of the same scope get
         the flags of the timing.
         """
+        flags = interference_flags(load.details())
         own = {
             row.scope: [flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED)]
             for row in self.rows
@@ -93,9 +94,9 @@ class Outcome:
         for index, row in enumerate(self.rows):
             is_timed = METRICS[row.metric].is_timed and row.estimate is not None
             if is_timed and row.provenance != Provenance.REPLAYED:
-                flags = (*row.flags, *own.get(row.scope, load.flags))
-                self.rows[index] = replace(row, flags=tuple(dict.fromkeys(flags)))
-        self.details, self.flags = self.details | load.details(), load.flags
+                both = (*row.flags, *own.get(row.scope, flags))
+                self.rows[index] = replace(row, flags=tuple(dict.fromkeys(both)))
+        self.details, self.flags = self.details | load.details(), flags
 
     def mark_timed_out(self, limit_s: float) -> None:
         """Record that the case did not end within its time limit."""

@@ -14,7 +14,7 @@ import torch
 from nanolib.experiments import ALL, doctor
 from nanolib.measurement import cause
 from nanolib.meters import measure
-from nanolib.meters.gpu import gpu_watts
+from nanolib.meters.interference import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.sampler import Timing
 from nanolib.models.attention.dynamic import CHOOSERS

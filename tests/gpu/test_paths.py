@@ -10,7 +10,7 @@ from torch import nn
 
 from nanolib.measurement import Unsupported
 from nanolib.meters import energy, power
-from nanolib.models import NanoConfig, create_model, optimize
+from nanolib.models import NanoConfig, create_model, generation
 from nanolib.models.generation import generation_of
 from nanolib.run.outcome import is_out_of_memory
 from nanolib.run.ranks import answer, results_in
@@ -68,7 +68,7 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         captures.append([call() for _ in range(4)])
         return SimpleNamespace(replay=call)
 
-    monkeypatch.setattr(optimize, "capture_graph", captured)
+    monkeypatch.setattr(generation, "capture_graph", captured)
     config = NanoConfig(
         num_layers=2, d_model=32, num_heads=2, vocab_size=97, context_length=9, **changes
     )

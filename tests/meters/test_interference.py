@@ -11,11 +11,12 @@ import pytest
 
 from nanolib.measurement import Flag
 from nanolib.meters import interference
-from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.interference import (
     CpuTimes,
     cpu_interference,
     cpu_times,
+    gpu_interference,
+    interference_flags,
     load_between,
     watch_cpus,
 )
@@ -61,14 +62,14 @@ def test_what_others_used_is_what_was_neither_idle_nor_ours(spent, ours, others,
     assert (load.others, load.stolen) == pytest.approx((others, stolen))
     assert load.details() == {"others_share": pytest.approx(others + stolen)}
     assert cpu_interference(load) == said
-    assert (Flag.BUSY_MACHINE in load.flags) == (others + stolen > 0.1)
+    assert (Flag.BUSY_MACHINE in interference_flags(load.details())) == (others + stolen > 0.1)
 
 
 @pytest.mark.parametrize("spent", [{"used": 0.25, "idle": 0.25}, {}])
 def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_quiet(spent):
     load = _load(**spent)
     assert load.others is load.stolen is None
-    assert load.details() == {"others_share": None} and not load.flags
+    assert load.details() == {"others_share": None} and not interference_flags(load.details())
     assert "was not measured" in cpu_interference(load)[0]
 
 
@@ -84,7 +85,7 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
 )
 def test_what_ones_own_quotas_held_back_is_no_use_by_others(quotas, by):
     load = _load(1.0, quotas, used=1.0, idle=3.0)
-    assert load.flags == ((Flag.THROTTLED,) if by else ())
+    assert interference_flags(load.details()) == ((Flag.THROTTLED,) if by else ())
     assert load.details() == {"others_share": 0.0} | ({"throttled_by": by} if by else {})
 
 
@@ -173,7 +174,6 @@ class _Nvml:
 
 
 QUIET = {
-    "ComputeRunningProcesses": [],
     "UtilizationRates": SimpleNamespace(gpu=10),
     "EnforcedPowerLimit": 700_000,
     "PowerManagementDefaultLimit": 700_000,
@@ -181,7 +181,6 @@ QUIET = {
     "HandleByUUID": None,
 }
 BUSY = {
-    "ComputeRunningProcesses": [SimpleNamespace(pid=pid) for pid in (-1, os.getpid(), -2)],
     "UtilizationRates": SimpleNamespace(gpu=11),
     "EnforcedPowerLimit": 300_700,
     "CurrentClocksThrottleReasons": 0xEE,
@@ -197,11 +196,10 @@ BUSY = {
         (
             QUIET | BUSY,
             [
-                "2 other process(es) compute on the GPU",  # its own process is none of them
                 "the GPU's utilization is 11 %",
                 "the GPU's power is capped at 301 W of 700 W",
-                "the GPU's clock is lowered by hardware slowdown, heat, heat (hardware limit), "
-                "power brake",
+                "the GPU's clock is lowered by power cap, hardware slowdown, heat, "
+                "heat (hardware limit), power brake",
             ],
         ),
     ],

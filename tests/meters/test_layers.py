@@ -1,8 +1,11 @@
+from collections import defaultdict
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import BadInput
+from nanolib.meters import layers, operations
 from nanolib.meters.layers import LayerProfiler
 from nanolib.meters.operations import (
     AttentionWatch,
@@ -23,6 +26,22 @@ EACH = ProfilingConfig.deep(every_kth_token=1)
 @pytest.fixture
 def model():
     return own.tiny(d_model=32, num_layers=4).eval()
+
+
+def values_of(profiler, module):
+    """Statistic → its value in each call that looks at the module."""
+    found = defaultdict(list)
+    for _, name, statistic, value in profiler.trace.rows["statistics"]:
+        if name == module:
+            found[statistic].append(value)
+    return found
+
+
+@pytest.fixture
+def near_zero(monkeypatch):
+    """A limit that some values of a small model are below."""
+    for module in (layers, operations):
+        monkeypatch.setattr(module, "NEAR_ZERO", 0.08)
 
 
 def _is_as_before(model):
@@ -62,10 +81,11 @@ def test_everything_is_put_back_when_the_model_raises_and_a_later_call_is_seen(m
     assert _is_as_before(model)
 
 
+@pytest.mark.usefixtures("near_zero")
 @torch.inference_mode()
 def test_standard_times_every_module_or_summarizes_in_turn_now_and_then(model):
     """A large output by every second element, and the largest of all."""
-    config = ProfilingConfig.custom(every_kth_token=2, near_zero=0.05)
+    config = ProfilingConfig.custom(every_kth_token=2)
     outputs = []
     model.blocks[2].mlp.down.register_forward_hook(lambda m, i, out: outputs.append(out))
     with LayerProfiler(model, config) as profiler:
@@ -75,24 +95,26 @@ def test_standard_times_every_module_or_summarizes_in_turn_now_and_then(model):
     assert found["rope"].inside == "blocks.0.attention"
     down = found["blocks.2.mlp.down"]
     assert (len(down.calls_ms), len(found["blocks.2"].calls_ms)) == (2, 5)
+    seen = values_of(profiler, "blocks.2.mlp.down")
     for at, x in enumerate(outputs[::4]):
         part = x.flatten()[:: 1 if x.numel() <= 2048 else 2]
-        near_zero = (part.abs() < 0.05).float().mean()
+        near_zero = (part.abs() < 0.08).float().mean()
         expected = {"mean_abs": part.abs().mean(), "sd": part.std(), "max_abs": x.abs().max()}
-        told = {name: values[at] for name, values in down.values.items()}
+        told = {name: values[at] for name, values in seen.items()}
         expected = {name: float(x) for name, x in (expected | {"near_zero": near_zero}).items()}
         assert told == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("near_zero")
 @torch.inference_mode()
 def test_deep_statistics_are_those_of_the_models_own_attention(model):
     seen, inputs = [], []
     down = model.blocks[0].mlp.down
     down.register_forward_hook(lambda m, given, out: inputs.append(given[0]))
-    config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
+    config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=1)
     with AttentionWatch(seen.append), LayerProfiler(model, config) as profiler:
         model(IDS)
-    layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
+    found = values_of(profiler, "blocks.0")
     p, kept = sampled_weights(seen[0])
     expected = {
         "attention_entropy": torch.special.entr(p).sum(-1).mean(),
@@ -102,7 +124,7 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     }
     assert 0 < expected["attention_sparsity"] < 1
     for name, value in expected.items():
-        values = layer.values[name]
+        values = found[name]
         assert sum(values) / len(values) == pytest.approx(float(value), rel=1e-4), name
 
 
@@ -142,8 +164,8 @@ def test_sharp_weights_that_underflow_to_zero_are_near_zero_and_are_not_masked()
     inputs = {"query": q, "key": q, "is_causal": True}
     weights, kept = sampled_weights(inputs)
     assert (weights[kept] == 0).any() and not weights[~kept].any()
-    sparsity = attention_statistics(inputs, 1e-3)["attention_sparsity"]
-    assert sparsity == (weights[kept] < 1e-3).double().mean().float()
+    sparsity = attention_statistics(inputs)["attention_sparsity"]
+    assert sparsity == (weights[kept] < 1e-2).double().mean().float()
 
 
 @torch.inference_mode()
@@ -160,9 +182,7 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
     # 0 and 6 look, and 2 is recorded by torch's profiler
     assert [ns[call, "blocks.1"] for call in (1, 3, 4, 5)] == plain
     assert {call for call, *_ in tables["ops"]} == {2}
-    seen = {(call, *names): value for call, *names, value in tables["statistics"]}
-    deviations = [seen[call, "blocks.1.mlp.down", "sd"] for call in (0, 6)]
-    assert deviations == found["blocks.1.mlp.down"].values["sd"]
+    assert {call for call, *_ in tables["statistics"]} == {0, 6}
 
 
 NAMES = {

@@ -5,8 +5,7 @@ import torch
 
 from nanolib.measurement import Status
 from nanolib.meters import memory
-from nanolib.meters.memory import free_bytes, measure_memory, peak_memory
-from nanolib.meters.tensor_bytes import workspace_bytes
+from nanolib.meters.memory import free_bytes, measure_memory, peak_memory, workspace_bytes
 
 
 def test_the_peak_of_a_product_and_its_gradient_is_pinned():

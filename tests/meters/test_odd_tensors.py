@@ -7,8 +7,9 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from nanolib.measurement import BadInput
 from nanolib.meters.layers import LayerProfiler
-from nanolib.meters.memory import peak_memory
-from nanolib.meters.tensor_bytes import storage_bytes
+from nanolib.meters.memory import peak_memory, storage_bytes
+
+from .test_layers import values_of
 
 
 def test_quantized_weights_hold_their_packed_data():
@@ -42,10 +43,9 @@ def test_a_tensor_in_float8_has_no_statistics_and_does_not_end_the_call():
     model.add_module("down", _Cast(dtypes[-1]))
     with LayerProfiler(model, deep_profiling=True, every_kth_token=1) as profiler:
         model(torch.tensor([[-3.0, 1.0]]))
-    found = {layer.name: layer.values for layer in profiler.results()}
-    assert not found[""] and not found["3"]
+    assert not values_of(profiler, "model") and not values_of(profiler, "3")
     for name in ("0", "1", "2", "down"):
-        assert found[name] == {
+        assert values_of(profiler, name) == {
             "mean_abs": [2],
             "sd": [pytest.approx(8**0.5)],
             "max_abs": [3],

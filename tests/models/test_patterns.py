@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import BadInput
-from nanolib.meters.memory import fake_tensors
 from nanolib.models import attention
 from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.patterns import BY_CORNERS, static_mask_mod
 from nanolib.models.attention.sparse import Options
+from nanolib.torch_internals import fake_tensors
 from tests.models import inputs as mask_mods
 from tests.models.inputs import masked_by, qkv
 

@@ -11,7 +11,7 @@ from nanolib.run import prepare, sweep
 from nanolib.run.outcome import Outcome
 
 BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
-QUOTA = CpuLoad(others=0.0, stolen=0.0, throttled=0.5)
+QUOTA = CpuLoad(0.0, 0.0, "a CPU quota of 1 cores")
 
 
 def test_rows_that_met_others_or_the_own_quota_are_flagged_and_the_run_has_what_it_began_with(

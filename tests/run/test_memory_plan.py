@@ -12,7 +12,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
 from nanolib.measurement import MemoryKind, Status, exact
 from nanolib.meters.memory_breakdown import Part
-from nanolib.models.optimize import OPTIMIZATIONS, is_compiled
+from nanolib.models.training import OPTIMIZATIONS, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import memory_plan

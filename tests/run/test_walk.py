@@ -18,7 +18,7 @@ from nanolib.experiments import ALL
 from nanolib.meters import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
-from nanolib.models.optimize import OPTIMIZATIONS
+from nanolib.models.training import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
@@ -107,7 +107,6 @@ WALK = {
                 {"kind": "own", "call": "tests.models.inputs:strided_attention"},
                 *({"kind": "sparse", "pattern": name} | REQUIRED[name] for name in REQUIRED),
                 {"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 10},
-                {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
             "quality_attentions": [],
@@ -137,7 +136,6 @@ WALK = {
 KNOWN = (
     r"SDPA backend \w+ ",
     r"the attention needs flash_attn, which cannot be imported \(version \d: ",
-    r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
     r"(cuda_graph|compile_reduce_overhead) needs a CUDA device, and the device is cpu; "
     r"leave it out",

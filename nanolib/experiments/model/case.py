@@ -24,10 +24,10 @@ from nanolib.experiments.model.steps import (
 )
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.flops import count_flops
-from nanolib.meters.tensor_bytes import storage_bytes
+from nanolib.meters.memory import storage_bytes
 from nanolib.models import create_model, generate_random_batch
-from nanolib.models.optimize import is_compiled
-from nanolib.models.optimize import unsupported_reason as unsupported_on
+from nanolib.models.training import is_compiled
+from nanolib.models.training import unsupported_reason as unsupported_on
 from nanolib.models.user import (
     build_model,
     context_length,

@@ -14,7 +14,7 @@ from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
 from nanolib.models import attention
-from nanolib.models.optimize import OPTIMIZATIONS, applies
+from nanolib.models.training import OPTIMIZATIONS, applies
 from nanolib.models.user import (
     check_name,
     context_length,
@@ -161,7 +161,7 @@ class Params(OwnModelParams):
         dtypes: Dtypes of the weights.
         attention_types: Attentions to measure.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`. Only `eager` and
+        optimizations: Names in `nanolib.models.training.OPTIMIZATIONS`. Only `eager` and
             `cuda_graph` support generation.
         train: Whether to measure training steps too.
         new_tokens: Tokens to generate after a prompt of each sequence length, or 0 for none.

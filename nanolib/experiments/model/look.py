@@ -13,16 +13,14 @@ from torch import nn
 
 from nanolib.experiments.model.steps import Step
 from nanolib.measurement import MemoryKind, Unsupported, one_line
-from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
-from nanolib.meters.memory import describe_plan_failure, fake_tensors
-from nanolib.meters.tensor_bytes import BytesRead
+from nanolib.meters.flops import BACKWARD_FACTOR, BytesRead, FlopCount, count_flops, model_flops
 from nanolib.models import attention
 from nanolib.models.user import hugging_face_config, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory
 from nanolib.run.outcome import planning_time_limit
 from nanolib.run.process import Died, call_in_process
-from nanolib.torch_internals import TorchDispatchMode
+from nanolib.torch_internals import TorchDispatchMode, describe_plan_failure, fake_tensors
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0

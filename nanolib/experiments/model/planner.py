@@ -16,12 +16,12 @@ from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face
 from nanolib.experiments.model.look import blocks_of, record_calls
 from nanolib.measurement import MemoryKind, Unsupported
-from nanolib.meters.memory import describe_plan_failure
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import check_name
 from nanolib.params import StrictModel
 from nanolib.run import case as shared
 from nanolib.run.outcome import planning_time_limit
+from nanolib.torch_internals import describe_plan_failure
 
 # Each use of a model has a mode, an optimization, and an optimization for mixed precision.
 USES = {

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from nanolib.measurement import BadInput, Measurements, MemoryKind, Unsupported, exact
 from nanolib.meters.latency import compile_row, timed_call_ms
-from nanolib.models.attention.reference import relative_error
+from nanolib.models.attention.dense import relative_error
 from nanolib.models.generation import generation_of
-from nanolib.models.optimize import is_compiled, optimize
-from nanolib.models.training import next_token_loss
+from nanolib.models.training import is_compiled, next_token_loss, optimize
 from nanolib.models.user import logits_of
 from nanolib.run.memory_plan import Workload
 

@@ -5,7 +5,7 @@ import torch
 
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import MemoryKind
-from nanolib.meters.tensor_bytes import BytesRead
+from nanolib.meters.flops import BytesRead
 from nanolib.stats.intervals import Interval
 from tests.experiments import own
 from tests.experiments.own import TINY
