@@ -70,7 +70,7 @@ def test_outputs_that_are_not_numbers_end_a_case_before_it_is_timed():
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ({"kind": "dense", "backend": "flash"}, "dense (flash)"),
+        ({"kind": "dense", "backend": "flash", "impl": "FA4"}, "dense (flash FA4)"),
         ({"kind": "flex", "pattern": "window", "backend": "flash"}, "flex flash window"),
         (
             {"kind": "sparse", "window": 8, "global_tokens": 4, "block_size": 8},

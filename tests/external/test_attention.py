@@ -3,8 +3,8 @@
 import pytest
 
 from nanolib.models.attention import work
-from nanolib.models.attention.dense import dense_work
 from nanolib.models.attention.ranks import Sharding, traffic_of
+from nanolib.models.attention.reference import dense_work
 
 # Source: Jiang et al. (2023), Mistral 7B: a token attends to the 4,096 tokens up to itself. Beltagy
 # et al. (2020), Longformer: half of the window on each side. Raffel et al. (2020), T5: all see a

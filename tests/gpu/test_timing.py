@@ -11,7 +11,7 @@ from nanolib.experiments import doctor
 from nanolib.measurement import Flag
 from nanolib.meters import clock as clocks
 from nanolib.meters import latency, sampler
-from nanolib.models.attention.dense import relative_error
+from nanolib.models.attention.reference import relative_error
 from nanolib.run import peaks
 
 

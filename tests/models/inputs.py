@@ -2,7 +2,7 @@
 
 import torch
 
-from nanolib.models.attention.dense import relative_error
+from nanolib.models.attention.reference import relative_error
 from nanolib.models.attention.sparse import choose_mask
 
 TOLERANCE = 1e-5

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from nanolib.meters.ranks import count_bytes
-from nanolib.models.attention.dense import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ranks import Sharding, traffic_of
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from tests.models.inputs import qkv

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import block_sparse, dense
-from nanolib.models.attention.dense import causal_mask, masked_attention
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import BY_TILE, PATTERNS
+from nanolib.models.attention.reference import causal_mask, masked_attention
 from nanolib.models.attention.sparse import Options, choose_mask
 from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv
 

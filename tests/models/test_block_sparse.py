@@ -9,7 +9,7 @@ from nanolib.experiments.attention.case import AttentionCase
 from nanolib.meters.memory import peak_memory
 from nanolib.models import attention
 from nanolib.models.attention import block_sparse
-from nanolib.models.attention.dense import masked_attention
+from nanolib.models.attention.reference import masked_attention
 from nanolib.models.attention.sparse import Options
 from tests.models.inputs import agrees, masked_by, qkv
 

@@ -12,9 +12,9 @@ from torch._higher_order_ops.flex_attention import flex_attention as operation
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.models import attention
 from nanolib.models.attention import sparse
-from nanolib.models.attention.dense import masked_attention
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.reference import masked_attention
 from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv
 
 GROUPED, CACHED = (2, 4, 2, 97, 97), (1, 4, 1, 45, 97)

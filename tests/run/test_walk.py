@@ -107,6 +107,7 @@ WALK = {
                 {"kind": "own", "call": "tests.models.inputs:strided_attention"},
                 *({"kind": "sparse", "pattern": name} | REQUIRED[name] for name in REQUIRED),
                 {"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 10},
+                {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
             "quality_attentions": [],
@@ -136,6 +137,7 @@ WALK = {
 KNOWN = (
     r"SDPA backend \w+ ",
     r"the attention needs flash_attn, which cannot be imported \(version \d: ",
+    r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
     r"(cuda_graph|compile_reduce_overhead) needs a CUDA device, and the device is cpu; "
     r"leave it out",

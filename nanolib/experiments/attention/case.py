@@ -13,10 +13,10 @@ from nanolib.meters import measure_phases
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR
 from nanolib.meters.latency import compile_row, timed_call_ms
 from nanolib.models import attention
-from nanolib.models.attention import sparse
+from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import BlockMask
-from nanolib.models.attention.dense import masked_attention, relative_error
 from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, plan_case, trace
@@ -108,6 +108,8 @@ class AttentionCase(Case):
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """Run one forward pass."""
+        if self.attention_type != "dense":
+            dense.activate("")  # Another case may have replaced torch's flash kernels.
         return attention.attend(
             self.attention_type, *inputs, causal=self.causal, options=self.options
         )
@@ -250,6 +252,7 @@ class AttentionCase(Case):
         gradient = torch.randn_like(out)
 
         def backward() -> tuple[Tensor, ...]:
+            dense.activate(self.options.get("impl", ""))
             return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
         return backward

@@ -18,9 +18,9 @@ from nanolib.meters.latency import summarize
 from nanolib.meters.ranks import KINDS
 from nanolib.meters.turns import Round, speed_up_row
 from nanolib.models import attention
-from nanolib.models.attention.dense import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.partial import partial_attention
 from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sequence import ring_attention, ulysses_attention
 from nanolib.models.attention.tree import tree_attention_decode
 from nanolib.numbers import MIB

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nanolib.config import NanoConfig
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.models import create_model, fp8, training
-from nanolib.models.attention.dense import relative_error
+from nanolib.models.attention.reference import relative_error
 from nanolib.run.case import Case, Ceilings, over_seeds
 from nanolib.stats.intervals import mean_interval
 

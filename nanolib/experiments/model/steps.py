@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanolib.measurement import BadInput, Measurements, MemoryKind, Unsupported, exact
 from nanolib.meters.latency import compile_row, timed_call_ms
-from nanolib.models.attention.dense import relative_error
+from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.training import is_compiled, next_token_loss, optimize
 from nanolib.models.user import logits_of

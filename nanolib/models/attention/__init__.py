@@ -19,8 +19,8 @@ from torch import Tensor
 from nanolib.measurement import BadInput, quote
 from nanolib.models.attention import dense, sparse
 from nanolib.models.attention.block_mask import static_mask
-from nanolib.models.attention.dense import Work, dense_work
 from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.reference import Work, dense_work
 from nanolib.models.user import check_function, import_callable
 from nanolib.params import StrictModel
 

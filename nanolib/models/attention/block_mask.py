@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.dense import Work, allowed_pairs, tile_count
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
     WINDOWED,
@@ -26,6 +25,7 @@ from nanolib.models.attention.patterns import (
     on_cpu,
     static_mask_mod,
 )
+from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
 # The tables of a mask with more tiles take minutes and gigabytes.
 _MOST_TILES = 2**26

@@ -22,9 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
-from nanolib.models.attention.dense import tile_count
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import copy_to_device
+from nanolib.models.attention.reference import tile_count
 from nanolib.torch_internals import (
     FakeTensor,
     detect_fake_mode,

@@ -22,7 +22,7 @@ import torch
 
 from nanolib.config import ATTENTION_PATTERNS, Size
 from nanolib.measurement import BadInput
-from nanolib.models.attention.dense import BLOCK_SIZE, tile_count
+from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
 from nanolib.models.user import check_function, import_callable
 from nanolib.params import StrictModel
 from nanolib.torch_internals import disable_dispatch_modes

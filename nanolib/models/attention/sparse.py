@@ -31,9 +31,10 @@ from nanolib.models.attention.block_mask import (
     static_mask,
     uses_index,
 )
-from nanolib.models.attention.dense import Work, flash_attn_version, missing_flash_attn, tile_count
+from nanolib.models.attention.dense import flash_attn_version, missing_flash_attn
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import Options, copy_to_device, static_mask_mod
+from nanolib.models.attention.reference import Work, tile_count
 from nanolib.models.training import copy_function
 from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
