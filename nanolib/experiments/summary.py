@@ -10,9 +10,8 @@ from pydantic import Field
 from nanolib.experiments import sections
 from nanolib.measurement import MOST_LABEL
 from nanolib.params import StrictModel
-from nanolib.report import regressions
-from nanolib.report.finding import Finding
-from nanolib.report.overview import newest_machine
+from nanolib.report import overview
+from nanolib.report.section import Finding, Part
 from nanolib.store import Store
 
 
@@ -81,10 +80,10 @@ def answers(rows: pd.DataFrame) -> list[Finding]:
     ]
 
 
-def changes(params: Params) -> regressions.Part:
+def changes(params: Params) -> Part:
     """Compare the selected runs with earlier runs, and find changes over the recent runs."""
     with Store() as store:
-        return regressions.changes(store, store.runs_of(select_runs(store, params.runs)))
+        return overview.changes(store, store.runs_of(select_runs(store, params.runs)))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -99,4 +98,4 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.D
     """
     with Store() as store:
         rows, runs = store.report_data(select_runs(store, params.runs))
-        return runs, store.machines(), newest_machine(rows, runs), rows
+        return runs, store.machines(), overview.newest_machine(rows, runs), rows
