@@ -136,7 +136,6 @@ class Use:
         breakdown: Parts of the peak memory.
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
-        small_cache: Bytes of the cache after the first token, if the prompt needs a larger cache.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
@@ -144,7 +143,6 @@ class Use:
     memory: int
     breakdown: MemoryBreakdown = field(default_factory=lambda: MemoryBreakdown({}))
     batches: Mapping[int, int] = field(default_factory=dict)
-    small_cache: int = 0
     refused: str = ""
 
     @property
@@ -196,8 +194,7 @@ def _use(request: Request, name: str) -> Use:
         for length in request.contexts:
             with planning_time_limit():
                 batches[length] = _largest_batch(request, name, length)
-    small_cache = _small_cache(request) if name == "decoding" else 0
-    return Use(name, request.memory, breakdown, batches, small_cache)
+    return Use(name, request.memory, breakdown, batches)
 
 
 def plan_use(request: Request, name: str, length: int, batch: int) -> MemoryBreakdown:
@@ -208,15 +205,6 @@ def plan_use(request: Request, name: str, length: int, batch: int) -> MemoryBrea
         name: Key of `USES`.
         length: Tokens per sequence. At the end of decoding, the cache contains `length` tokens.
         batch: Number of sequences over all ranks.
-    """
-    scopes = _scopes(request, name, length, batch).values()
-    return max((each for sections in scopes for each in sections), key=lambda each: each.peak)
-
-
-def _scopes(
-    request: Request, name: str, length: int, batch: int
-) -> dict[str, list[MemoryBreakdown]]:
-    """Return one rank's memory at the peak of each section of each call.
 
     Raises:
         Unsupported: FSDP cannot share the model.
@@ -225,11 +213,9 @@ def _scopes(
     depth = blocks_of(case)[1]
     if request.ranks > 1 and not depth:
         raise Unsupported(f"FSDP needs equal blocks, and nanolib finds none in {request.model}")
-    found = record_calls(case).breakdowns(batch // request.ranks)
-    return {
-        scope: [_one_rank(each, request, case, depth) for each in sections]
-        for scope, sections in found.items()
-    }
+    scopes = record_calls(case).breakdowns(batch // request.ranks).values()
+    found = [_one_rank(each, request, case, depth) for sections in scopes for each in sections]
+    return max(found, key=lambda each: each.peak)
 
 
 def _one_rank(
@@ -270,14 +256,6 @@ def _largest_batch(request: Request, name: str, length: int) -> int:
         request.memory,
         key=lambda batch: plan_use(request, name, length, batch).peak,
     )
-
-
-def _small_cache(request: Request) -> int:
-    """Return the cache's bytes after the first token, or 0 if the prompt needs no larger cache."""
-    scopes = _scopes(request, "decoding", request.seq_len, request.batch_size)
-    prompt = max(each.bytes_by_kind.get(MemoryKind.CACHE, 0) for each in scopes["prefill"])
-    later = max(each.parts.get(Part(MemoryKind.CACHE), 0) for each in scopes["decode"])
-    return later if later < prompt else 0
 
 
 def format_bytes(size: int) -> str:

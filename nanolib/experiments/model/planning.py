@@ -49,9 +49,6 @@ class MemoryPlan:
                 lines.append(f"{use.name} was not planned: {use.refused}")
             elif not use.fits:
                 lines.append(use.remedy)
-            if use.small_cache:
-                size = format_bytes(use.small_cache)
-                lines.append(f"After the first token, the cache of {use.name} shrinks to {size}")
         return [*lines, *self.notes]
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,17 +43,6 @@ def test_a_dtype_of_the_cache_changes_only_the_cache():
     assert whole[MemoryKind.CACHE] == 4 * 2 * 4 * 64 * 64 * 2
 
 
-def test_the_smaller_cache_after_the_first_token_of_windows_is_stated_by_its_closed_form():
-    types = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-    options = own.LLAMA | types | {"head_dim": 16, CONTEXT: 64}
-    shape = {"seq_len": 64, "batch_size": 2, "options": options}
-    found = plan("hf:Gemma3ForCausalLM", "1GiB", kv_dtype="float16", **shape)
-    a_token = 2 * 2 * (2 * 16) * 2  # keys and values · batch · heads · bytes
-    assert found.uses[1].small_cache == a_token * (16 + 64)
-    assert "After the first token, the cache of decoding shrinks to 20.0 KiB" in str(found)
-    assert not any(use.small_cache for use in uses_of(checked(HF, 32, 2, own.LLAMA)))
-
-
 def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     options = SMALL | {"context_length": 32}
     requests = [checked(TINY, 32, 4, options, ranks=ranks) for ranks in (1, 4)]
