@@ -61,23 +61,14 @@ def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def first_findings(rows: pd.DataFrame) -> list[tuple[str, list[Finding]]]:
-    """Return the question of each section that has rows, and the first finding, if any."""
-    measured = set(rows["experiment"])
-    return [
-        (section.question, section.verdict(rows)[:1])
-        for section in sections()
-        if section.experiment in measured
-    ]
-
-
 def answers(rows: pd.DataFrame) -> list[Finding]:
     """Return the first finding of each section that has rows, under the question it answers."""
-    return [
-        replace(finding, about=" ".join(filter(None, (question, finding.about))))
-        for question, findings in first_findings(rows)
-        for finding in findings
-    ]
+    found = []
+    for section in sections():
+        if section.experiment in set(rows["experiment"]):
+            first = section.verdict(rows)[0]
+            found.append(replace(first, about=f"{section.question} {first.about}".strip()))
+    return found
 
 
 def changes(params: Params) -> Part:
