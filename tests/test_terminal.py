@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from nanolib.measurement import Measurement, printable
-from nanolib.report.page import build
-from nanolib.report.tables import csv_text, markdown_table
+from nanolib.report.page import build, csv_text
+from nanolib.report.tables import markdown_table
 from nanolib.store import Store
 from tests.processes import invoked
 from tests.shown import SECTIONS

@@ -99,7 +99,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool) -> None
     with a nano ab command that measures, in turns, the revisions before and after the change.
     """
     from nanolib.compare.history import histories, table
-    from nanolib.report.regressions import history_verdict
+    from nanolib.report.overview import history_verdict
 
     with Store(create=False) as store:
         figures = store.figures(metric, store.machines()["machine_id"])

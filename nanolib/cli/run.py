@@ -219,14 +219,14 @@ def run(
 
 def _conclude(result) -> list[str]:
     """Return the question of a finished notebook and its first conclusion as lines of text."""
-    from nanolib.experiments.summary import first_findings
+    from nanolib.experiments.summary import answers
 
     run_ids = [result.run_id] if result.status == "done" else []
     with Store(create=False) as store:
         rows = store.measurements(run_ids, samples=True)
     lines = []
-    for question, findings in first_findings(rows):
-        lines += [question, *(f"  {finding}" for finding in findings), ""]
+    for finding in answers(rows):
+        lines += [finding.about, f"  {finding.sentence}", ""]
     return lines
 
 

@@ -19,6 +19,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.power import find_sources
 from nanolib.params import DEFAULT_SUITE, plan_jobs
 from nanolib.report.display import CommandLine, Table, live_chart
+from nanolib.report.tables import readable
 from nanolib.report.theme import empty_chart
 from nanolib.run import case as shared
 from nanolib.run import sweep
@@ -189,8 +190,9 @@ class Explore:
         if rows.empty:
             return
         self.chart.chart = self._section.main_chart(rows)
-        table = next(iter(self._section.tables.values())).readable(rows)
-        self.measured.value = f"<i>Measured</i>{Table(table)._repr_html_()}"
+        table = next(iter(self._section.tables.values()))
+        shown = Table(readable(table.of(rows), table.columns))
+        self.measured.value = f"<i>Measured</i>{shown._repr_html_()}"
 
     def _keep(self, _):
         try:

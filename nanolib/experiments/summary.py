@@ -10,9 +10,8 @@ from pydantic import Field
 from nanolib.experiments import sections
 from nanolib.measurement import MOST_LABEL
 from nanolib.params import StrictModel
-from nanolib.report import regressions
-from nanolib.report.finding import Finding
-from nanolib.report.overview import newest_machine
+from nanolib.report import overview
+from nanolib.report.section import Finding, Part
 from nanolib.store import Store
 
 
@@ -62,29 +61,20 @@ def select_runs(store: Store, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def first_findings(rows: pd.DataFrame) -> list[tuple[str, list[Finding]]]:
-    """Return the question of each section that has rows, and the first finding, if any."""
-    measured = set(rows["experiment"])
-    return [
-        (section.question, section.verdict(rows)[:1])
-        for section in sections()
-        if section.experiment in measured
-    ]
-
-
 def answers(rows: pd.DataFrame) -> list[Finding]:
     """Return the first finding of each section that has rows, under the question it answers."""
-    return [
-        replace(finding, about=" ".join(filter(None, (question, finding.about))))
-        for question, findings in first_findings(rows)
-        for finding in findings
-    ]
+    found = []
+    for section in sections():
+        if section.experiment in set(rows["experiment"]):
+            first = section.verdict(rows)[0]
+            found.append(replace(first, about=f"{section.question} {first.about}".strip()))
+    return found
 
 
-def changes(params: Params) -> regressions.Part:
+def changes(params: Params) -> Part:
     """Compare the selected runs with earlier runs, and find changes over the recent runs."""
     with Store() as store:
-        return regressions.changes(store, store.runs_of(select_runs(store, params.runs)))
+        return overview.changes(store, store.runs_of(select_runs(store, params.runs)))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -99,4 +89,4 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.D
     """
     with Store() as store:
         rows, runs = store.report_data(select_runs(store, params.runs))
-        return runs, store.machines(), newest_machine(rows, runs), rows
+        return runs, store.machines(), overview.newest_machine(rows, runs), rows

@@ -25,8 +25,8 @@ from IPython.display import Markdown
 from IPython.display import display as put
 
 from nanolib.paths import put_in_place
-from nanolib.report.finding import Finding
-from nanolib.report.section import MOST_CHARTS, Section
+from nanolib.report.section import MOST_CHARTS, Finding, Section
+from nanolib.report.tables import readable
 from nanolib.report.theme import Drawing, is_empty
 
 __all__ = ["Answer", "Lines", "Table", "Tables", "enable", "show"]
@@ -138,7 +138,8 @@ class Tables:
 
     def __init__(self, section: Section, rows: pd.DataFrame):
         self.tables = {
-            title: Table(table.readable(rows)) for title, table in section.tables.items()
+            title: Table(readable(table.of(rows), table.columns))
+            for title, table in section.tables.items()
         }
 
     def _repr_html_(self) -> str:

@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 from altair.utils import schemapi
 
+from nanolib.measurement import printable
 from nanolib.paths import make_folder
-from nanolib.report import display, overview
+from nanolib.report import display
 from nanolib.report.display import Lines, Table
-from nanolib.report.finding import Finding
+from nanolib.report.overview import changes, failures, flag_lines, hardware_table, run_facts
 from nanolib.report.plot import links
-from nanolib.report.regressions import changes
-from nanolib.report.section import MOST_CHARTS, Part, Section
-from nanolib.report.tables import csv_text, markdown_table, markdown_text
+from nanolib.report.section import MOST_CHARTS, Finding, Part, Section, of_experiment
+from nanolib.report.tables import markdown_table, markdown_text, readable
 from nanolib.report.theme import use_color_variables, variables
 from nanolib.store import Store
 from nanolib.store.export import json_text
@@ -59,7 +59,7 @@ def build(
         Path of the page, `index.html` in the folder.
     """
     rows, runs = store.report_data(run_ids)
-    hardware = overview.hardware_table(rows, store.machines())
+    hardware = hardware_table(rows, store.machines())
     make_folder(folder)
     with schemapi.debug_mode(False):  # Altair's check of each chart is slow.
         parts = [*_parts(store, sections, rows, runs, hardware)]
@@ -105,30 +105,33 @@ def _parts(
             yield _answer(section, run.machine_id, "run", found)
     yield changes(store, runs)
     yield Part("hardware", "Which hardware was used?", tables={"Hardware": (hardware, hardware)})
-    failed = overview.failures(rows)
+    failed = failures(rows)
     yield Part(
         "failed",
         "Which numbers are not reliable?",
-        overview.flag_lines(rows),
+        flag_lines(rows),
         tables={"What failed": (failed, failed)},
     )
-    facts = overview.run_facts(runs)
+    facts = run_facts(runs)
     yield Part("runs", "Runs and machines", tables={"Runs": (runs, facts)})
 
 
 def _answer(section: Section, machine: str, needs: str, rows: pd.DataFrame) -> Part:
     """Return the part of a section from the rows of one machine, or of one run."""
-    own = overview.of_experiment(rows, section.experiment)
+    own = of_experiment(rows, section.experiment)
     runs = own["run_id"].unique()
     run = runs[0] if len(runs) == 1 else ""
     ending = f"-{run[:8] if needs == 'run' else machine[:6]}" if needs else ""
-    verdict = section.verdict(rows)
+    verdict, tables = section.verdict(rows), {}
+    for title, table in section.tables.items():
+        whole = table.of(rows)
+        tables[title] = whole, readable(whole, table.columns)
     return Part(
         section.experiment + ending,
         section.question,
         verdict,
         {name + ending: draw(rows) for name, draw in section.charts.items()},
-        {title: (table.of(rows), table.readable(rows)) for title, table in section.tables.items()},
+        tables,
         machine,
         run,
         needs,
@@ -168,14 +171,29 @@ def _by_pick(
 
 
 def _write_files(part: Part, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path):
-    for index, (title, (table, readable)) in enumerate(part.tables.items()):
+    for index, (title, (table, shown)) in enumerate(part.tables.items()):
         ending = re.sub(r"[^a-z0-9]+", "_", title.lower()) if index else "summary"
         name = folder / f"{part.name}_{ending}"
         name.with_suffix(".csv").write_text(csv_text(table), encoding="utf-8")
-        name.with_suffix(".md").write_text(markdown_table(readable) + "\n", encoding="utf-8")
+        name.with_suffix(".md").write_text(markdown_table(shown) + "\n", encoding="utf-8")
     tables = {"runs": runs[runs["experiment"] == part.name], "measurements": rows}
     text = json_text(tables, verdict=list(map(str, part.verdict)))
     (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV. Spreadsheets run none of the cells as a formula."""
+    return table.map(_safe_cell).rename(columns=_safe_cell).to_csv(index=False)
+
+
+def _safe_cell(value):
+    """Return a cell with a quote before text that a spreadsheet would run as a formula."""
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    acts = value.startswith(tuple("=+-@\t\r"))
+    return ("'" if acts else "") + printable(value)
 
 
 def _markdown(parts: list[Part]) -> str:
@@ -185,18 +203,18 @@ def _markdown(parts: list[Part]) -> str:
         lines.append(f"## {part.title}")
         lines.append("\n".join(f"- {markdown_text(str(finding))}" for finding in part.verdict))
         lines += [f"![{name}]({name}.png)" for name in part.charts]
-        for title, (_, readable) in part.tables.items():
-            lines += [f"### {title}", markdown_table(readable)]
+        for title, (_, shown) in part.tables.items():
+            lines += [f"### {title}", markdown_table(shown)]
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
-def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
+def _table(whole: pd.DataFrame, shown: pd.DataFrame) -> Table:
     """Return a table for people, without empty columns, that the lists of the page filter."""
-    filled = ~readable.isin(["", "—"]).all()
+    filled = ~shown.isin(["", "—"]).all()
     found = pd.DataFrame(links(whole), whole.index).rename(
         columns=lambda name: name.removeprefix("link_")
     )
-    return Table(readable.loc[:, filled], found)
+    return Table(shown.loc[:, filled], found)
 
 
 def _web_page(

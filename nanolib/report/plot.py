@@ -59,7 +59,6 @@ def plot(
     xunit: str = "",
     log: str = "",
     ref: float | None = None,
-    ref_label: str = "",
     band: tuple[float, float] | None = None,
     fmt: str = ",.3~r",
     empty: str = "nothing was measured",
@@ -77,7 +76,6 @@ def plot(
         xunit: Title of the horizontal axis of a line chart.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
-        ref_label: Label of the reference line on the value axis, which needs a tick at `ref`.
         band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         empty: Reason to show if there is no data.
@@ -115,8 +113,7 @@ def plot(
         return empty_chart(title, "no value can be drawn on this axis")
     if is_log and "low" in data:  # The line of an interval that reaches 0 begins at the axis.
         data["low"] = data["low"].fillna(domain[0]).where(data["high"].notna())
-    at_ref = f"datum.value == {ref} ? '{ref_label} ' + datum.label : datum.label"
-    axis = Axis(unit, value, is_log, domain, fmt, at_ref if ref_label else alt.Undefined)
+    axis = Axis(unit, value, is_log, domain, fmt)
     panels = data["panel"].unique()
     if len(panels) == 1 and panels[0]:
         title = f"{title}: {panels[0]}"

@@ -1,13 +1,22 @@
-"""Draw charts and make findings that several notebooks share."""
+"""Select cases, draw charts and make findings for several notebooks."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, METRICS, SMOKE_TEST, Flag
-from nanolib.report.finding import Estimate, Finding, Order, unclear
-from nanolib.report.overview import explain_empty, join_words, of_experiment, pick
 from nanolib.report.plot import links, plot
+from nanolib.report.section import (
+    Estimate,
+    Finding,
+    Order,
+    drop_missing,
+    explain_empty,
+    join_words,
+    of_experiment,
+    unclear,
+)
 from nanolib.report.tables import (
     CASE,
     ONE,
@@ -15,6 +24,7 @@ from nanolib.report.tables import (
     add_metric_columns,
     format_ms,
     gains,
+    pick,
     times,
 )
 from nanolib.report.theme import Chart, Drawing, empty_chart
@@ -22,7 +32,73 @@ from nanolib.report.theme import Chart, Drawing, empty_chart
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted exactly. Dashed: predicted."
 ROOFLINE_KEY = "The prediction is the roofline of the peak rates measured in the same run."
+_Maker = Callable[[pd.DataFrame], pd.DataFrame]
+
 PLAN_KEY = "The prediction counts the bytes of tensors that have shapes but no data."
+
+
+def table_of(experiment: str, factor: str) -> Callable[[_Maker], _Maker]:
+    """Return a decorator for a function that makes a table of the cases that have a factor.
+
+    The decorated function receives the rows of these cases. If no rows have the factor, the table
+    is empty. nanolib keeps the last table, and gives each caller a copy. It compares `rows` by
+    identity, so it does not notice changes within the same object. The attributes `experiment` and
+    `factor` of the function are for `chart_of`.
+
+    Args:
+        experiment: Name of the experiment.
+        factor: Name of the factor.
+    """
+
+    def decorate(make: _Maker) -> _Maker:
+        last = None, None
+
+        @functools.wraps(make)
+        def table(rows: pd.DataFrame) -> pd.DataFrame:
+            nonlocal last
+            known, found = last  # One step, because explore draws in a thread of its own.
+            if known is not rows:
+                cases = drop_missing(of_experiment(rows, experiment), f"factor.{factor}")
+                found = pd.DataFrame() if cases.empty else make(cases)
+                last = rows, found
+            return found.copy()
+
+        table.experiment, table.factor = experiment, factor
+        return table
+
+    return decorate
+
+
+def chart_of(
+    table: _Maker, column: str, title: str, where: str = "", otherwise: str = ""
+) -> Callable[[Callable[[pd.DataFrame, str], Drawing]], Chart]:
+    """Return a decorator for a function that draws some lines of a table.
+
+    The decorated function receives these lines and the title. If there are no lines, the chart
+    shows the reason.
+
+    Args:
+        table: Function from `table_of` that makes the table from measurements.
+        column: Column that must have a value in each line.
+        title: Title of the chart.
+        where: Condition of the lines, in the syntax of `DataFrame.query`.
+        otherwise: Reason to show if no case failed.
+    """
+
+    def decorate(draw: Callable[[pd.DataFrame, str], Drawing]) -> Chart:
+        @functools.wraps(draw)
+        def chart(rows: pd.DataFrame) -> Drawing:
+            lines = drop_missing(table(rows), column)
+            if where and len(lines):
+                lines = lines.query(where)
+            if lines.empty:
+                why = explain_empty(rows, table.experiment, otherwise, table.factor)
+                return empty_chart(title, why)
+            return draw(lines, title)
+
+        return chart
+
+    return decorate
 
 
 def scaling_chart(

@@ -13,8 +13,7 @@ import pandas as pd
 
 from nanolib.measurement import OVER, Flag, printable
 from nanolib.numbers import format_with_interval
-from nanolib.report.finding import Estimate, Pairs, comparing
-from nanolib.report.overview import pick
+from nanolib.report.section import Estimate, Pairs, comparing
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,18 @@ def _cell(value, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
+def pick(
+    rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
+) -> pd.DataFrame:
+    """Return the rows with a number for a metric. Filter by scope and method if they are given."""
+    mask = (rows["metric"] == metric) & rows["estimate"].notna()
+    if scope is not None:
+        mask &= rows["scope"] == scope
+    if method is not None:
+        mask &= rows["method"] == method
+    return rows[mask]
+
+
 CASE = ["run_id", "case_id"]  # Columns that identify a case.
 
 
@@ -107,6 +118,20 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str]) -> pd.DataFrame:
     table = table.merge(ends, on=CASE, how="left")
     table = table.fillna({"status": "ok", "message": ""})
     return table.rename(columns=lambda name: name.removeprefix("factor."))
+
+
+def case_table(
+    rows: pd.DataFrame, factors: Sequence[str], columns: Iterable[Column]
+) -> pd.DataFrame:
+    """Return a line per case with its factors, measurements, flags and state.
+
+    Args:
+        rows: Measurements of the cases.
+        factors: Names of the factors.
+        columns: Columns to add. Columns without a metric are skipped.
+    """
+    table = add_metric_columns(case_rows(rows, factors), rows, columns)
+    return add_state(add_flags(table, rows))
 
 
 def add_metric_columns(
@@ -254,21 +279,6 @@ def format_ms(row: Mapping[str, Any], column: str) -> str:
 def times(row: Mapping[str, Any], column: str) -> str:
     """Format a ratio of a line with its interval."""
     return Estimate.of(row, column).text("×")
-
-
-def csv_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV. Spreadsheets run none of the cells as a formula."""
-    return table.map(_safe_cell).rename(columns=_safe_cell).to_csv(index=False)
-
-
-def _safe_cell(value):
-    """Return a cell with a quote before text that a spreadsheet would run as a formula."""
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    if not isinstance(value, str):
-        return value
-    acts = value.startswith(tuple("=+-@\t\r"))
-    return ("'" if acts else "") + printable(value)
 
 
 def markdown_table(table: pd.DataFrame) -> str:

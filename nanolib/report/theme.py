@@ -126,7 +126,6 @@ class Axis:
         log: Whether the axis is logarithmic.
         domain: Lowest and highest value on the axis.
         fmt: Number format of the axis labels, in the syntax of d3.
-        labels: Expression of Vega for the axis labels, to replace their text.
     """
 
     title: str
@@ -134,7 +133,6 @@ class Axis:
     log: bool
     domain: list[float]
     fmt: str
-    labels: Any
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
         """Return the encoding of the column `column`, or of ranges that end at the column `end`."""
@@ -145,9 +143,7 @@ class Axis:
                 f"{column}:Q",
                 title=self.title,
                 scale=alt.Scale(type=scale, domain=self.domain, nice=False),
-                axis=alt.Axis(
-                    format=self.fmt, tickCount=7, gridOpacity=_LABELED, labelExpr=self.labels
-                ),
+                axis=alt.Axis(format=self.fmt, tickCount=7, gridOpacity=_LABELED),
             )
         }
         if end:

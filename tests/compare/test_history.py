@@ -6,7 +6,7 @@ import pytest
 
 from nanolib.compare.history import Change, History, find_steps, histories, table
 from nanolib.measurement import Measurement
-from nanolib.report.regressions import compare_with_earlier, history_verdict
+from nanolib.report.overview import compare_with_earlier, history_verdict
 from nanolib.stats.changes import PENALTY
 from tests.compare.test_compare import measured, run_of
 from tests.processes import invoked

@@ -25,6 +25,6 @@ def test_of_a_model_they_are_of_all_sequences():
 
 
 def test_energy_is_that_of_the_attention_which_overrides_name():
-    shape = ("decode", 16, 3, 5, "float32")
+    shape = (16, 3, "decode", 5, "float32")
     case = EnergyCase("cpu", "tiny", "decoder_tiny", {"attention_type": "sparse"}, *shape)
     assert case.model_case.attention_type == "sparse"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import dense
 from nanolib.models.attention.reference import causal_mask, masked_attention

@@ -8,13 +8,8 @@ import pytest
 from nanolib.compare.findings import Comparison, Line, worst_first
 from nanolib.compare.history import Change
 from nanolib.report import overview
-from nanolib.report.finding import Estimate, Finding, comparing
-from nanolib.report.regressions import (
-    changes,
-    comparison_chart,
-    comparison_verdict,
-    history_verdict,
-)
+from nanolib.report.overview import changes, comparison_chart, comparison_verdict, history_verdict
+from nanolib.report.section import Estimate, Finding, comparing
 from nanolib.stats.compare import Kind, Verdict
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store

@@ -10,8 +10,8 @@ import pytest
 from nanolib.compare.history import histories
 from nanolib.compare.runs import compare_rows
 from nanolib.report import overview
+from nanolib.report.overview import compare_with_earlier
 from nanolib.report.page import build
-from nanolib.report.regressions import compare_with_earlier
 from nanolib.stats.compare import Kind
 from nanolib.store import Store
 from tests.features import results

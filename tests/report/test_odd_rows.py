@@ -6,7 +6,7 @@ import math
 import pytest
 
 from nanolib.measurement import Status, exact
-from nanolib.report.overview import explain_empty
+from nanolib.report.section import explain_empty
 from nanolib.report.theme import is_empty
 from tests.report.cases import SHAPE, attention_case
 from tests.report.rows import ended, points

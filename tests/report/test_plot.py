@@ -68,13 +68,6 @@ def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_t
     assert chart.title.text == "Made: one" and points(chart, "text") == [(" ",)] * 3
 
 
-def test_a_reference_line_has_a_label_at_its_tick():
-    lines = {"series": ["a", "b"], "x": [1, 2], "y": [0.5, 3.0]}
-    chart = plot(pd.DataFrame(lines), "Made", log="y", ref=1.0, ref_label="dense")
-    drawn = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=PAGE_VERSION)
-    assert drawn.count("dense") == drawn.count(">dense 1<") == 1
-
-
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     ends = {"x": [1] * 6 + [2] * 6, "y": [0.0, 0.01, 0.02, 0.03, 5.0, 5.01] * 2}
     chart = _chart(series=[*"abcdef"] * 2, **ends)

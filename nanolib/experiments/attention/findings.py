@@ -8,17 +8,28 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.finding import Estimate, Finding, Order, Pairs, comparing
-from nanolib.report.overview import drop_missing, explain_missing, join_words, table_of
-from nanolib.report.shared import compare_speed, drop_short, find_fastest, roofline_words
+from nanolib.report.section import (
+    Estimate,
+    Finding,
+    Order,
+    Pairs,
+    comparing,
+    drop_missing,
+    explain_missing,
+    join_words,
+)
+from nanolib.report.shared import (
+    compare_speed,
+    drop_short,
+    find_fastest,
+    roofline_words,
+    table_of,
+)
 from nanolib.report.tables import (
     ONE,
     Column,
-    add_flags,
-    add_metric_columns,
     add_speed_ups,
-    add_state,
-    case_rows,
+    case_table,
     gains,
     times,
     titles,
@@ -70,8 +81,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     a mask that removes pairs, and `mask_is_dense` for the mask of sparse attention that removes
     none.
     """
-    table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]]), rows, _COLUMNS)
-    table = add_flags(add_speed_ups(table, rows, "forward"), rows)
+    table = add_speed_ups(case_table(rows, ["name", *_SHAPE[1:]], _COLUMNS), rows, "forward")
     table.loc[table["relative_error"] > _MOST_ERROR, "speed_up"] = float("nan")
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
@@ -89,7 +99,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         once = table[f"mask{other}"].where(is_kept).fillna(0) + table["compile"].fillna(0)
         forward = table[f"forward{end}"]
         table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * forward / (forward + once)
-    return add_state(table)
+    return table
 
 
 @table_of("attention", "seeds")
@@ -99,10 +109,8 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     `replaced` is the difference from the dense loss, in nats per byte. `pattern` is the first word
     of the name.
     """
-    table = add_metric_columns(
-        case_rows(rows, ["name", "seq_len", "seeds", "steps"]), rows, _QUALITY
-    )
-    return add_state(table.assign(pattern=table["name"].str.split().str[0]))
+    table = case_table(rows, ["name", "seq_len", "seeds", "steps"], _QUALITY)
+    return table.assign(pattern=table["name"].str.split().str[0])
 
 
 # If sparse patterns differ at a sequence length, the finding states the first of these orders.

@@ -10,31 +10,34 @@ from nanolib.experiments.attention.findings import (
     verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.overview import drop_missing, explain_empty, rows_with_factor
 from nanolib.report.plot import plot, point_columns
-from nanolib.report.section import CaseTable, Section
+from nanolib.report.section import (
+    CaseTable,
+    Section,
+)
 from nanolib.report.shared import (
     COUNTED_KEY,
     KEY,
     PLAN_KEY,
     ROOFLINE_KEY,
+    chart_of,
     scaling_chart,
     series_names,
 )
-from nanolib.report.theme import Drawing, empty_chart
+from nanolib.report.theme import Drawing
 
 _OTHERS = ["batch_size", "dtype", "causal", "device"]
 _TIMED = {"forward": "forward", "backward": "backward"}
 
 
-def attention_speed_up(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    attention_table,
+    "speed_up",
+    "Speed-up of sparse over dense attention",
+    where="not is_dense and not mask_is_dense",
+)
+def attention_speed_up(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the smallest speed-up of a forward pass over the dense kernels, and the upper bound."""
-    table = drop_missing(attention_table(rows), "speed_up")
-    title = "Speed-up of sparse over dense attention"
-    if len(table):
-        table = table[~table["is_dense"] & ~table["mask_is_dense"]]
-    if table.empty:
-        return empty_chart(title, explain_empty(rows, "attention"))
     series, alike = series_names(table, _OTHERS, "")
     data = {
         "series": series,
@@ -50,13 +53,12 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
             "Forward pass, timed in turns with dense kernels. Smallest speed-up over any of them.",
             "The time to build a reusable mask is excluded. "
             "Hollow: the state in the table is not ok.",
-            "Dashed: upper bound from skipped tiles.",
+            "Dashed: upper bound from skipped tiles. Line at 1: as fast as dense.",
         ],
         unit="Speed-up (×)",
         xunit="Sequence length (tokens)",
         log="xy",
         ref=1.0,
-        ref_label="dense",
     )
 
 
@@ -65,14 +67,14 @@ attention_latency = scaling_chart(
 )
 
 
-def attention_quality(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    quality_table,
+    "replaced",
+    "Added loss by sparsity",
+    otherwise="the loss was not measured; set quality_attentions",
+)
+def attention_quality(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the loss difference over the sparsity of the attention that replaces dense attention."""
-    title = "Added loss by sparsity"
-    table = drop_missing(quality_table(rows), "replaced")
-    if table.empty:
-        cases = rows_with_factor(rows, "attention", "seeds")
-        why = explain_empty(cases, "attention", "the loss was not measured; set quality_attentions")
-        return empty_chart(title, why)
     data = {
         "series": table["pattern"],
         "x": 100 * table["sparsity"],

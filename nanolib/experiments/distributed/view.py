@@ -3,26 +3,24 @@
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag, Provenance
-from nanolib.report.finding import Estimate, Finding
-from nanolib.report.overview import (
+from nanolib.report.plot import links, plot, point_columns
+from nanolib.report.section import (
+    CaseTable,
+    Estimate,
+    Finding,
+    Section,
     drop_missing,
     explain_empty,
     explain_missing,
-    pick,
-    table_of,
 )
-from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.section import CaseTable, Section
-from nanolib.report.shared import compare_speed, find_fastest, pick_fastest
+from nanolib.report.shared import chart_of, compare_speed, find_fastest, pick_fastest, table_of
 from nanolib.report.tables import (
     Column,
-    add_flags,
-    add_metric_columns,
     add_speed_ups,
-    add_state,
-    case_rows,
+    case_table,
     format_ms,
     gains,
+    pick,
     titles,
 )
 from nanolib.report.theme import Drawing, empty_chart
@@ -60,13 +58,12 @@ def rank_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    table = add_flags(case_rows(rows, _SHAPE), rows)
     # The scope of the time of a call is the phase. Other latencies are predictions or collectives.
     own = rows.assign(scope=rows["scope"].where(rows["scope"] != rows["factor.phase"], "call"))
-    table = add_metric_columns(table, own, _COLUMNS)
+    table = case_table(own, _SHAPE, _COLUMNS)
     table = add_speed_ups(table, rows, table["phase"])
     over_one_rank = rows[rows["scope"].str.endswith(OVER + BASELINE)]
-    table = add_state(add_speed_ups(table, over_one_rank, table["phase"], "gain"))
+    table = add_speed_ups(table, over_one_rank, table["phase"], "gain")
     for end in ("_low", "", "_high"):
         table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
     table["call"] = table["phase"] + ", " + table["algorithm"].str.replace("_", " ")
@@ -142,14 +139,14 @@ def _format_lengths(table: pd.DataFrame) -> pd.Series:
     return "seq len " + table["seq_len"].astype(int).map("{:,}".format)
 
 
-def decode_shares(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    component_table,
+    "ms",
+    "Time per token by component",
+    where=f"phase == 'decode' and algorithm != '{BASELINE}'",
+)
+def decode_shares(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the time per token of each component, such as local attention or waiting."""
-    title = "Time per token by component"
-    table = component_table(rows)
-    if len(table):
-        table = table[(table["phase"] == "decode") & (table["algorithm"] != BASELINE)]
-    if table.empty:
-        return empty_chart(title, explain_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
     table = table.drop_duplicates(["algorithm", "dtype", "component"], keep="last")
@@ -173,14 +170,9 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def sharded_memory(rows: pd.DataFrame) -> Drawing:
+@chart_of(rank_table, "memory", "Peak memory per rank", where="phase in ['forward', 'memory']")
+def sharded_memory(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the measured and the planned peak memory of a rank over the sequence length."""
-    title = "Peak memory per rank"
-    table = drop_missing(rank_table(rows), "memory")
-    if len(table):
-        table = table[table["phase"].isin(["forward", "memory"])]
-    if table.empty:
-        return empty_chart(title, explain_empty(rows, "distributed"))
     table = table[table["world_size"].isin([1, table["world_size"].max()])]
     data = {
         "series": table["algorithm"] + ", " + table["shape"],

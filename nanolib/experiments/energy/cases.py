@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -100,12 +100,7 @@ class EnergyCase(ModelWorkCase):
     # `nano ab` compares blocks of timed calls, but this case measures one window of seconds.
     supports_ab = False
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
     phase: Phase
-    seq_len: int
-    batch_size: int
     new_tokens: int
     dtype: str
 
@@ -286,9 +281,9 @@ def cases(params: Params) -> list[Case]:
             model_name(preset, overrides),
             preset,
             overrides,
-            phase,
             seq_len,
             params.batch_size,
+            phase,
             params.new_tokens,
             params.dtype,
         )

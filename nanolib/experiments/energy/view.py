@@ -6,17 +6,20 @@ import pandas as pd
 
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import (
+from nanolib.report.plot import links, plot, point_columns
+from nanolib.report.section import (
+    CaseTable,
+    Estimate,
+    Finding,
+    Order,
+    Section,
+    comparing,
     drop_missing,
     explain_empty,
     explain_missing,
     join_words,
-    pick,
-    table_of,
 )
-from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.section import CaseTable, Section
+from nanolib.report.shared import chart_of, table_of
 from nanolib.report.tables import (
     CASE,
     Column,
@@ -24,9 +27,10 @@ from nanolib.report.tables import (
     add_metric_columns,
     add_state,
     case_rows,
+    pick,
     titles,
 )
-from nanolib.report.theme import Drawing, empty_chart, hues
+from nanolib.report.theme import Drawing, hues
 
 _ENERGY = (
     Column("name", "Model"),
@@ -100,11 +104,9 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
     """Yield a pair for each row of a metric: columns that name the row's case, and the row."""
-    found = pick(rows, metric)
-    for row in found.to_dict("records"):
+    for row in pick(rows, metric).to_dict("records"):
         line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
-        case = f"{line['phase'].replace('_', ' ')}, {int(line['seq_len'])} tokens"
-        case += f", {line['name']}" if found["factor.name"].nunique() > 1 else ""
+        case = f"{line['name']}, {line['phase'].replace('_', ' ')}, {int(line['seq_len'])} tokens"
         yield {"run_id": row["run_id"], **line, "case": case}, row
 
 
@@ -124,33 +126,30 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table of profiling overheads by mode, phase and shape, relative to the baseline."""
     lines = []
     for line, row in _profile_rows(rows, "overhead"):
-        ends, details = (row["low"], row["estimate"], row["high"]), row["details"]
-        for name, shares in (("wall", ends), ("cpu", details["cpu"])):
+        line |= row["details"] | {"mode": row["scope"].split()[-1], "n": row["n"]}
+        ends = {"wall": (row["low"], row["estimate"], row["high"]), "cpu": line.pop("cpu")}
+        for name, shares in ends.items():
             for end, share in zip(("_low", "", "_high"), shares, strict=True):
                 line[f"{name}_percent{end}"] = 100 * share
-        line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
-        calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
-        lines.append(line | calls | {"wall_percent_busy": Flag.BUSY_MACHINE in row["flags"]})
+        lines.append(line | {"wall_percent_busy": Flag.BUSY_MACHINE in row["flags"]})
     return pd.DataFrame(lines)
 
 
-def energy_per_token(rows: pd.DataFrame) -> Drawing:
+@chart_of(energy_table, "energy_per_token", "Energy per token")
+def energy_per_token(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the energy per token by phase. Points that are not measured are hollow."""
-    table = drop_missing(energy_table(rows), "energy_per_token")
-    if table.empty:
-        return empty_chart("Energy per token", explain_empty(rows, "energy"))
     phase = table["phase"].str.replace("_", " ")
     data = {
         "series": phase + ", seq len " + table["seq_len"].astype(int).astype(str),
         "panel": table["name"],
         "sure": table["provenance"] == Provenance.MEASURED,
         "hue": phase.map(hues(phase)),
-        "text": [*map(_joules, table.itertuples())],
+        "text": [*map(_format_energy, table.to_dict("records"))],
         "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
     }
     return plot(
         pd.DataFrame(data | point_columns(table, "energy_per_token")),
-        "Energy per token",
+        title,
         "rows",
         subtitle=[
             "Bars: bounds of the power source.",
@@ -162,21 +161,23 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
     )
 
 
-def _joules(line) -> str:
-    if line.provenance == Provenance.ESTIMATED:
-        return f"{line.energy_per_token_low:.2g} to {line.energy_per_token_high:.2g} J"
-    return f"{format_number(line.energy_per_token)} J"
+def _format_energy(row: dict) -> str:
+    """Format the energy per token with its interval. An estimate has only a range."""
+    scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
+    low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
+    if row["provenance"] != Provenance.ESTIMATED:
+        return Estimate(low, value, high).text(f" {unit}")
+    ends = (format_number(end, low, high) for end in (low, high))
+    return f"{' to '.join(ends)} {unit}"
 
 
 def power_over_time(rows: pd.DataFrame) -> Drawing:
     """Draw the power in each measurement window and in the preceding idle window."""
-    found = pick(rows, "power")
-    lacking = "no sensor measured this machine's power" if len(found) else ""
-    found, parts = found[found["provenance"] != Provenance.ESTIMATED], [pd.DataFrame()]
+    found, parts = pick(rows, "power"), [pd.DataFrame()]
+    found = found[found["provenance"] != Provenance.ESTIMATED]
     for row in found.to_dict("records"):
         course = pd.Series(row["details"].get("course_s", []), dtype=float)
-        # The work begins when the idle window ends.
-        shift = course.max() if row["scope"] == "idle" else 0.0
+        shift = course.max() if row["scope"] == "idle" else 0.0  # The idle window comes first.
         points = {
             "series": row["scope"].replace("_", " "),
             "x": course - shift,
@@ -190,17 +191,18 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
         subtitle=found["provenance"].map(_SUBTITLES).unique(),
         unit="Power (W)",
         xunit="Time since the work began (s)",
-        empty=explain_empty(rows, "energy", lacking),
+        empty=explain_empty(rows, "energy", "no sensor measured this machine's power"),
     )
 
 
-def operation_breakdown(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    operation_table,
+    "ms",
+    "Time by operation",
+    otherwise="no layer was profiled; set profiling to [deep]",
+)
+def operation_breakdown(data: pd.DataFrame, title: str) -> Drawing:
     """Draw the operations of all layers as shares of a call, with one bar per phase."""
-    data = operation_table(rows)
-    if data.empty:
-        lacking = "no layer was profiled; set profiling to [deep]"
-        return empty_chart("Time by operation", explain_empty(rows, "energy", lacking))
-    only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
     key = ["case", "run_id", "name", "seq_len", "part"]
     total = data.groupby(key, sort=False, as_index=False)["ms"].sum()
     total = total.sort_values("part", key=lambda part: part.map([*_PARTS].index), kind="stable")
@@ -208,7 +210,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     bars = {"series": total["case"], "part": total["part"], "x": share}
     return plot(
         pd.DataFrame(bars | links(total)),
-        f"Time by operation{only}",
+        title,
         "bars",
         subtitle=[
             "A training step's bar shows only the forward pass.",
@@ -232,13 +234,16 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         next_step = "run nano doctor to list the supported sensors"
         findings.append(Finding("This machine's power was not measured", why, next_step))
     for row in table[table["status"] != "ok"].to_dict("records"):
-        text = f"The energy of {row['phase'].replace('_', ' ')} was not measured"
-        about = f"{row['name']}, {int(row['seq_len'])} tokens"
+        phase, about = (
+            row["phase"].replace("_", " "),
+            f"{row['name']}, {int(row['seq_len'])} tokens",
+        )
+        text = f"The energy of {phase} was not measured"
         findings.append(Finding(text, row["message"], about=about))
     profiles = {_find_largest: operation_table(rows), _compare_overheads: overhead_table(rows)}
-    for find, table in profiles.items():
-        if len(table):
-            findings += [find(case, part) for case, part in table.groupby("case", sort=False)]
+    for find, lines in profiles.items():
+        for case, part in lines.groupby("case", sort=False) if len(lines) else ():
+            findings.append(find(case, part))
     return findings
 
 
@@ -248,24 +253,19 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
     if provenance == Provenance.ESTIMATED:
         source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
-        scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
-        low, value, high = (scale * row[f"energy_per_token{end}"] for end in ("_low", "", "_high"))
-        ends = (format_number(end, low, high) for end in (low, high))
-        energy = f"{' to '.join(ends)} {unit}"
+        energy = _format_energy(row)
         if provenance != Provenance.ESTIMATED:
-            watts = Estimate.of(row, "power").text(" W")
-            energy = f"{Estimate(low, value, high).text(f' {unit}')} at {watts}"
+            energy += f" at {Estimate.of(row, 'power').text(' W')}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
-    text = f"A token uses {join_words(parts)} {by}"
-    return Finding(text, about=f"{name}, {int(seq_len)} tokens", figures=tuple(figures))
+    about = f"{name}, {int(seq_len)} tokens"
+    return Finding(f"A token uses {join_words(parts)} {by}", about=about, figures=tuple(figures))
 
 
 def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     """Return a finding about the slowest operations, at least three, that take half of the time."""
-    total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
-    shares = total / total.sum()
+    shares = part.groupby("operation")["ms"].sum().sort_values(ascending=False) / part["ms"].sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
     names = join_words(f"{_SPOKEN.get(name, name)} ({share:.0%})" for name, share in most.items())
     return Finding(f"Most of the forward pass is spent in {names}", about=case)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -120,11 +120,11 @@ def cases(params: Params) -> list[Case]:
             device,
             model_name(*model),
             *model,
+            params.seq_len,
+            params.batch_size,
             precision,
             mode,
             compiled,
-            params.seq_len,
-            params.batch_size,
             tuple(params.excluded_modules),
         )
         for model in params.models()
@@ -159,14 +159,9 @@ class SpeedCase(ModelWorkCase):
 
     VARIES = ("precision",)
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
     precision: str
     mode: str
     compiled: bool
-    seq_len: int
-    batch_size: int
     keep: tuple[str, ...]
 
     @property

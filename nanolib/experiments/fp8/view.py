@@ -5,34 +5,32 @@ import pandas as pd
 from nanolib.experiments.model.tables import bytes_by_kind
 from nanolib.measurement import LEARNING_STEPS, MemoryKind, Provenance
 from nanolib.numbers import MIB, format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import (
+from nanolib.report.plot import plot, point_columns
+from nanolib.report.section import (
+    CaseTable,
+    Estimate,
+    Finding,
+    Order,
+    Section,
+    comparing,
     drop_missing,
-    explain_empty,
     explain_missing,
     join_words,
     of_experiment,
-    pick,
-    rows_with_factor,
-    table_of,
 )
-from nanolib.report.plot import plot, point_columns
-from nanolib.report.section import CaseTable, Section
-from nanolib.report.shared import drop_short
+from nanolib.report.shared import chart_of, drop_short, table_of
 from nanolib.report.tables import (
     CASE,
     ONE,
     Column,
-    add_flags,
-    add_metric_columns,
     add_speed_ups,
-    add_state,
-    case_rows,
+    case_table,
     gains,
+    pick,
     times,
     titles,
 )
-from nanolib.report.theme import Drawing, empty_chart
+from nanolib.report.theme import Drawing
 
 _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
@@ -79,12 +77,12 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     The memory columns are parts of the peak. `activations` are saved activations and temporaries.
     """
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
-    table = add_metric_columns(case_rows(rows, factors), rows, _SPEED)
+    table = case_table(rows, factors, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
     sizes = pd.DataFrame(map(_memory_use, table.pop("parts")), table.index, [*_MEMORY])
     table = table.join(sizes).assign(what=model + compiled)
-    return add_state(add_flags(add_speed_ups(table, rows, table["mode"]), rows))
+    return add_speed_ups(table, rows, table["mode"])
 
 
 def _memory_use(parts) -> dict[str, float]:
@@ -102,18 +100,15 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     `sqnr` is the median signal-to-noise ratio of the products of all layers, dB.
     """
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = add_metric_columns(
-        case_rows(rows, ["recipe", "seq_len", "seeds", "steps"]), rows, _PARITY
-    )
+    table = case_table(rows, ["recipe", "seq_len", "seeds", "steps"], _PARITY)
     medians = pick(rows, "sqnr").groupby(CASE)["estimate"].median()
     table = table.join(medians.rename("sqnr"), on=CASE)
     is_short = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
-    table = table.assign(
+    return table.assign(
         recipe=table["recipe"].str.replace("_", " "),
         control=table["control"].eq(True),
         verdict=table["verdict"].mask(is_short, "smoke test"),
     )
-    return add_state(table)
 
 
 # If the FP8 precisions or models differ, the finding states the first of these orders.
@@ -130,15 +125,11 @@ _LOSSES = {
 }
 
 
-def fp8_precisions(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    speed_table, "latency", "Time by precision", otherwise="no case measured this; set precisions"
+)
+def fp8_precisions(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the time of each model in each precision, with its speed-up over bf16."""
-    title = "Time by precision"
-    table = drop_missing(speed_table(rows), "latency")
-    if table.empty:
-        cases = rows_with_factor(rows, "fp8", "precision")
-        return empty_chart(
-            title, explain_empty(cases, "fp8", "no case measured this; set precisions")
-        )
     ends = table[["latency", "latency_low", "latency_high"]].to_numpy()
     gain = table["speed_up"].map(", {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
@@ -153,14 +144,14 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     return plot(data, title, "rows", subtitle=["With 95 % intervals."], unit="Latency (ms)")
 
 
-def fp8_parity(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    parity_table,
+    "difference",
+    "Loss difference from bf16, paired by seed",
+    otherwise="no case measured this; set parity_recipes",
+)
+def fp8_parity(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the loss difference of each recipe from bf16 at the end of training, and the margin."""
-    title = "Loss difference from bf16, paired by seed"
-    table = drop_missing(parity_table(rows), "difference")
-    if table.empty:
-        cases = rows_with_factor(rows, "fp8", "recipe")
-        why = explain_empty(cases, "fp8", "no case measured this; set parity_recipes")
-        return empty_chart(title, why)
     data = {
         "series": table["recipe"] + table["control"].map({True: " (control)", False: ""}),
         "sure": (table["provenance"] == Provenance.MEASURED) & (table["verdict"] != "smoke test"),

@@ -251,8 +251,15 @@ class ModelCase(Case):
         return memory_rows(work, self.device, self.plan(), self.device.startswith("cuda"))
 
 
+@dataclass(frozen=True)
 class ModelWorkCase(Case):
     """Case with the calls and the memory plan of a `ModelCase`. Subclasses define `model_case`."""
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    seq_len: int
+    batch_size: int
 
     @property
     def shape(self) -> tuple[Any, ...]:

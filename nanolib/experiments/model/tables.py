@@ -6,16 +6,16 @@ from typing import Any
 import pandas as pd
 
 from nanolib.numbers import MIB
-from nanolib.report.overview import drop_missing, pick, table_of
+from nanolib.report.section import drop_missing
+from nanolib.report.shared import table_of
 from nanolib.report.tables import (
     Column,
     add_flags,
     add_metric_columns,
     add_speed_ups,
     add_state,
-    join_messages,
+    pick,
     titles,
-    worst,
 )
 
 _MOST_PARTS = 8  # Largest number of parts of a peak in a table.
@@ -28,6 +28,7 @@ CALLS = {
     "decode": "next token",
     "training_step": "training step",
 }
+SEVERAL_BATCHES = "batches > 1"  # Condition of the lines that findings and charts compare.
 SCOPES = ("inference", "decode", "training_step")  # Findings compare the times of these scopes.
 
 _COLUMNS = (
@@ -88,16 +89,22 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Table with a column per factor, the columns in `_COLUMNS`, `flags` and `message`. The
-        function `add_speed_ups` adds columns per scope, such as `decode_speed_up`.
+        function `add_speed_ups` adds columns per scope, such as `decode_speed_up`. `total` and
+        `user` are the tokens per second of all sequences and of one sequence. `batches` is the
+        number of batch sizes at which the eager model generates.
     """
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
-    table = ends.agg(status=("status", worst), message=("message", join_messages)).reset_index()
+    table = ends.agg(status=("status", _worst), message=("message", _join_messages)).reset_index()
     table = add_metric_columns(table, rows, _COLUMNS, key)
     for scope in SCOPES:
         table = add_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
     table = add_flags(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
     table["shape"] = _shape(table)
+    for end in ("", "_low", "_high"):
+        table[f"user{end}"] = table[f"total{end}"] / table["batch_size"]
+    generates = table[table["total"].notna() & (table["optimization"] == "eager")]
+    table["batches"] = generates.groupby(SERIES)["batch_size"].transform("nunique")
     return add_state(table)
 
 
@@ -201,16 +208,11 @@ def bytes_by_kind(row: Mapping[str, Any]) -> pd.Series:
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
-def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of eager models that generate at several batch sizes, with a line per size.
+def _worst(statuses: pd.Series) -> str:
+    """Return the first status that is not `ok`, or `ok` if there is none."""
+    return next(iter(statuses[statuses != "ok"]), "ok")
 
-    `user` and `total` are the tokens per second of one sequence and of all sequences.
-    """
-    table = drop_missing(model_table(rows), "total")
-    if table.empty:
-        return table
-    table = table[table["optimization"] == "eager"].sort_values("batch_size", kind="stable")
-    table = table[table.groupby(SERIES)["batch_size"].transform("nunique") > 1]
-    for end in ("", "_low", "_high"):
-        table[f"user{end}"] = table[f"total{end}"] / table["batch_size"]
-    return table
+
+def _join_messages(messages: pd.Series) -> str:
+    """Join the distinct messages on one line."""
+    return "; ".join(dict.fromkeys(message for message in messages if message))

@@ -13,7 +13,7 @@ from nanolib.experiments.model.tables import (
     PART_COLUMNS,
     SCOPES,
     SERIES,
-    batch_table,
+    SEVERAL_BATCHES,
     bytes_by_kind,
     call_of,
     determinism_table,
@@ -22,17 +22,25 @@ from nanolib.experiments.model.tables import (
     peak_table,
 )
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.overview import (
+from nanolib.report.plot import links, plot, point_columns
+from nanolib.report.section import (
+    CaseTable,
+    Estimate,
+    Finding,
+    Order,
+    Section,
+    comparing,
     drop_missing,
-    explain_empty,
     explain_missing,
     join_words,
-    rows_with_factor,
 )
-from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.section import CaseTable, Section
-from nanolib.report.shared import KEY, ROOFLINE_KEY, roofline_words, scaling_chart
+from nanolib.report.shared import (
+    KEY,
+    ROOFLINE_KEY,
+    chart_of,
+    roofline_words,
+    scaling_chart,
+)
 from nanolib.report.tables import format_ms, gains
 from nanolib.report.theme import Drawing
 
@@ -44,10 +52,16 @@ _TIMES = {
 }
 
 
-def model_peaks(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    peak_table,
+    "parts",
+    "Peak memory by kind of memory",
+    otherwise="peak memory was not measured by kind of memory",
+)
+def model_peaks(table: pd.DataFrame, title: str) -> Drawing:
     """Draw the memory use at the largest peak of each model, by `MemoryKind`."""
-    bars = [pd.DataFrame()]
-    for _, row in peak_table(rows).iterrows():
+    bars = []
+    for _, row in table.iterrows():
         sizes = bytes_by_kind(row)
         bar = {
             "series": f"{row['label']}, {call_of(row)}",
@@ -58,38 +72,37 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
         bars.append(pd.DataFrame(bar | links(row)))
     return plot(
         pd.concat(bars),
-        "Peak memory by kind of memory",
+        title,
         "bars",
         subtitle=["Counted exactly, at the largest peak of each model."],
         unit="Live memory (MiB)",
-        empty=explain_empty(rows, "model", "peak memory was not measured by kind of memory"),
     )
 
 
-def generation_batches(rows: pd.DataFrame) -> Drawing:
+@chart_of(
+    model_table,
+    "total",
+    "Throughput by batch size",
+    SEVERAL_BATCHES,
+    "generation was not measured at several batch sizes; set generation_batch_sizes",
+)
+def generation_batches(table: pd.DataFrame, title: str) -> Drawing:
     """Draw tokens per second of all users, and of each user, over the batch size."""
-    table, parts = batch_table(rows), [pd.DataFrame()]
-    cases = rows_with_factor(rows, "model", "mode")
-    cases = cases[cases["factor.mode"] == "generation"] if len(cases) else cases
-    lacking = "generation was not measured at several batch sizes; set generation_batch_sizes"
-    for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
-        points = {
-            "panel": panel,
-            "series": [
-                f"{line.name}, {line.attention_type}, {line.dtype}, seq len {line.seq_len:.0f}"
-                for line in table.itertuples()
-            ],
-            "x": table["batch_size"].astype(int),
-        }
+    series = [
+        f"{line.name}, {line.attention_type}, {line.dtype}, seq len {line.seq_len:.0f}"
+        for line in table.itertuples()
+    ]
+    parts = []
+    for name, panel in (("total", "all users"), ("user", "each user")):
+        points = {"panel": panel, "series": series, "x": table["batch_size"].astype(int)}
         parts.append(pd.DataFrame(points | point_columns(table, name, "y")))
     return plot(
         pd.concat(parts),
-        "Throughput by batch size",
+        title,
         subtitle=["Generated tokens, without the time to read the prompt."],
         unit="Throughput (tokens/s)",
         xunit="Batch size (sequences)",
         log="xy",
-        empty=explain_empty(cases, "model", lacking),
     )
 
 
@@ -112,7 +125,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
     findings = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
-    findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(rows)]
+    findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(table)]
     return [*findings, *roofline_words(rows, "model")]
 
 
@@ -200,10 +213,10 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
         yield Finding(text, "; ".join(filter(None, evidence)), about=_about(row))
 
 
-def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
+def _batches(table: pd.DataFrame) -> Iterator[Finding]:
     """Compare the tokens per second of the largest and the smallest batch of a generation."""
-    table = batch_table(rows)
-    for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
+    several = table.query(SEVERAL_BATCHES).sort_values("batch_size", kind="stable")
+    for _, group in several.groupby(SERIES, sort=False):
         first, last = group.iloc[0], group.iloc[-1]
         less, more = (
             Estimate.of(line, "total", name=f"tokens/s at batch {line['batch_size']:.0f}")

@@ -6,7 +6,7 @@ mean after each number of warm-up steps from these times.
 
 import random
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -79,11 +79,6 @@ class WarmupCase(ModelWorkCase):
 
     supports_ab = False  # `nano ab` needs rounds, and this case has none.
 
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    seq_len: int
-    batch_size: int
     direction: str
     process: int
     warmup_steps: tuple[int, ...]

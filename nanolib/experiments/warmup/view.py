@@ -6,18 +6,22 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
-from nanolib.report.overview import (
+from nanolib.report.plot import links, plot
+from nanolib.report.section import (
+    CaseTable,
+    Estimate,
+    Finding,
+    Order,
+    Section,
+    comparing,
     drop_missing,
     explain_empty,
     explain_missing,
     of_experiment,
-    pick,
-    table_of,
+    unclear,
 )
-from nanolib.report.plot import links, plot
-from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, ONE
+from nanolib.report.shared import table_of
+from nanolib.report.tables import CASE, ONE, pick
 from nanolib.report.theme import Drawing
 from nanolib.stats.changes import MOVED
 
