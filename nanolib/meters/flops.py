@@ -36,8 +36,16 @@ def _grouped_product_flops(a: Tensor, b: Tensor, *rest, **named) -> int:
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-# Formulas of operations that torch's counter does not count.
+def _convolution_backward_flops(grad: Tensor, x: Tensor, weight: Tensor, *rest, **named) -> int:
+    # The gradients of the input and of the weight each need as many products as the forward pass.
+    *_, is_transposed, _padding, _groups, (of_input, of_weight, _) = rest
+    positions = (x if is_transposed else grad)[:, 0].numel()
+    return 2 * positions * weight.numel() * (of_input + of_weight)
+
+
+# Formulas of operations that torch's counter does not count, or counts without their groups.
 _FORMULAS = {
+    "aten::convolution_backward": _convolution_backward_flops,
     "aten::_grouped_mm": _grouped_product_flops,
     "transformers::grouped_mm_fallback": _grouped_product_flops,
     "aten::_int_mm": _grouped_product_flops,
@@ -62,8 +70,8 @@ class FlopCount:
         uncounted: Names of operations that count as 0 FLOPs, because they have no formula.
         unread_masks: Number of attention calls whose mask is a fake tensor, which has no data. In
             these calls, all pairs count.
-        has_split_attention: Whether `scaled_dot_product_attention` ran as matrix products, without
-            a fused kernel. All pairs of these products count, masked or not.
+        has_split_attention: Whether attention ran as matrix products, without a fused kernel. All
+            pairs of these products count, masked or not.
     """
 
     kept: int = 0
@@ -126,8 +134,10 @@ class _Counter(TorchDispatchMode):
             else:
                 self._count.uncounted.add(name)
             return out
-        # torch uses this softmax only if it splits attention into products.
-        if name == "aten::_safe_softmax":
+        # torch uses the safe softmax only if it splits attention into products. Models that compute
+        # attention themselves use the other softmax, over scores with heads, queries and keys.
+        scores = name == "aten::_softmax" and args[0].dim() == 4 and args[1] in (-1, 3)
+        if scores or name == "aten::_safe_softmax":
             self._count.has_split_attention = True
         formula = _FORMULAS.get(name, flop_registry.get(func.overloadpacket))
         is_attention = "_scaled_dot_product" in name

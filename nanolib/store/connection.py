@@ -37,12 +37,12 @@ class Connection:
                 f"database: {self.path} does not exist; "
                 "run `nano run quick` first or name another database"
             )
-        source = self.path.resolve().as_uri()
-        if not create and not os.access(self.path.parent, os.W_OK):
-            source += "?immutable=1"  # SQLite would otherwise write next to the file, even to read.
+        # SQLite writes next to the file, even to read, unless it may assume an immutable file.
+        immutable = not create and not os.access(self.path.parent, os.W_OK)
+        source = f"{self.path.resolve().as_uri()}?immutable=1" if immutable else self.path
         try:
             self.connection = sqlite3.connect(
-                source, timeout=WAIT_S, isolation_level=None, uri=True
+                source, timeout=WAIT_S, isolation_level=None, uri=immutable
             )
             if create:
                 make_tables(self.connection, "WAL")

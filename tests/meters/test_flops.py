@@ -59,6 +59,21 @@ def test_a_row_says_that_attention_without_a_kernel_counts_masked_pairs(options)
     flops = 3 * 2 * (24 + 16) * 2 * 4 * 64
     assert count == FlopCount(flops, flops, has_split_attention=True)
     assert count.message == "masked pairs count too: attention ran as matrix products"
+    # A model may compute the products itself. A softmax over tokens or channels is no attention.
+    own = count_flops(lambda: (q @ q.mT).masked_fill(~_WINDOW, -torch.inf).softmax(-1) @ v)
+    assert own == FlopCount(flops // 3, flops // 3, has_split_attention=True)
+    assert not count_flops(lambda: (q.softmax(1), v[0].softmax(-1))).has_split_attention
+
+
+@pytest.mark.parametrize("convolution", [nn.Conv1d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_groups_of_a_convolution_divide_its_backward_pass_too(convolution, learns):
+    layer, dimensions = convolution(8, 12, 3, stride=2, groups=4), 1 + (convolution != nn.Conv1d)
+    x = torch.randn(5, 8, *[11] * dimensions, requires_grad=learns)
+    places = 5 * 5 if dimensions == 1 else 5 * 11 * 11  # outputs, or inputs if it is transposed
+    forward = 2 * places * (12 * 8 // 4) * 3**dimensions
+    count = count_flops(lambda: layer(x).sum().backward())
+    assert count.kept == count.full == forward * (3 if learns else 2)
 
 
 def test_flex_attention_counts_the_pairs_that_its_block_mask_keeps():

@@ -34,6 +34,14 @@ def test_a_use_has_the_plan_of_its_case_and_the_largest_batch_that_fits(model, o
     assert uses["training"].breakdown.peak == plan.most
 
 
+@pytest.mark.parametrize("vocab", [10_007, 20_014, 65_537])
+def test_weights_do_not_grow_with_the_batch_whatever_prime_their_size_has(vocab):
+    options = LLAMA | {"vocab_size": vocab, "tie_word_embeddings": True}
+    sizes = [plan_use(checked(HF, 16, batch, options), "inference", 16, batch) for batch in (1, 8)]
+    one, eight = (found.bytes_by_kind[MemoryKind.WEIGHTS] for found in sizes)
+    assert one == eight > 4 * vocab * LLAMA["hidden_size"]
+
+
 def test_a_dtype_of_the_cache_changes_only_the_cache():
     whole, small = (
         plan_use(checked(TINY, 64, 2, SMALL, kv_dtype=name), "decoding", 64, 2).bytes_by_kind
