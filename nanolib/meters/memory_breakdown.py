@@ -196,6 +196,11 @@ class MemoryTracker(LiveBytes):
             yield
 
     @property
+    def operations(self) -> set[str]:
+        """Names of the operations that made a storage."""
+        return {life.part.operation for life in self._lives}
+
+    @property
     def sizes(self) -> list[int]:
         """Bytes of each storage, in the order in which torch made the storages."""
         return [life.size for life in self._lives]

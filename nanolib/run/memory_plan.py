@@ -88,12 +88,18 @@ class StackMemory:
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
         make_step: Function that maps a number of blocks to the `Step` of a model without data.
+
+    Attributes:
+        splits_attention: Whether attention computes all scores, without a fused kernel.
     """
 
     def __init__(self, depth: int, make_step: Callable[[int], Any]):
         lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
         self._more = depth - _LOW
         self._stacks = [_followed_calls(make_step(low), low) for low in lows]
+        trackers = self._stacks[0].values()
+        # torch uses the safe softmax only if it splits attention into matrix products.
+        self.splits_attention = any("aten::_safe_softmax" in each.operations for each in trackers)
 
     def breakdowns(self, batch: int) -> dict[str, list[MemoryBreakdown]]:
         """Return the memory breakdown at the peak of each section, by scope of the call.

@@ -140,6 +140,7 @@ class Use:
         batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
             that take too long to plan are missing.
         small_cache: Bytes of the cache after the first token, if the prompt needs a larger cache.
+        splits_attention: Whether attention computes all scores, without a fused kernel.
         next_step: Shape that fits, or what to change if no shape fits.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
@@ -149,6 +150,7 @@ class Use:
     breakdown: MemoryBreakdown = field(default_factory=lambda: MemoryBreakdown({}))
     batches: Mapping[int, int] = field(default_factory=dict)
     small_cache: int = 0
+    splits_attention: bool = False
     next_step: str = ""
     refused: str = ""
 
@@ -199,7 +201,8 @@ def _use(request: Request, name: str) -> Use:
                 batches[length] = _largest_batch(request, name, length)
     small_cache = _small_cache(request) if name == "decoding" else 0
     next_step = _next_step(request, batches, breakdown.peak)
-    return Use(name, request.memory, breakdown, batches, small_cache, next_step)
+    splits = record_calls(request.case_of(name, request.seq_len)).splits_attention
+    return Use(name, request.memory, breakdown, batches, small_cache, splits, next_step)
 
 
 def _next_step(request: Request, batches: Mapping[int, int], peak: int) -> str:

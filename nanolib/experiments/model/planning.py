@@ -15,6 +15,7 @@ from nanolib.experiments.model.tables import largest_parts
 from nanolib.measurement import BadInput, MemoryKind, cause, quote
 from nanolib.models.user import list_options
 
+_FUSED = "The reason is dropout or the head size of the values; a GPU may need less memory"
 _AMOUNT = r"\s*\d*\.?\d+\s*[a-zA-Z]+\s*"  # Amount of memory with its unit.
 # These fields describe a config file, not a model.
 _NO_FIELDS = {
@@ -55,6 +56,8 @@ class MemoryPlan:
             if use.small_cache:
                 size = format_bytes(use.small_cache)
                 lines.append(f"After the first token, the cache of {use.name} shrinks to {size}")
+        if split := [use.name for use in self.uses if use.splits_attention]:
+            lines.append(f"Attention computes all scores in {'; '.join(split)}. {_FUSED}")
         return [*lines, *self.notes]
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,6 +34,15 @@ def test_a_use_has_the_plan_of_its_case_and_the_largest_batch_that_fits(model, o
     assert uses["training"].breakdown.peak == plan.most
 
 
+def test_a_plan_says_that_attention_computes_all_scores():
+    small = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 128}
+    shape = {"seq_len": 16, "batch_size": 2}
+    for dropout, uses in ((0.1, "training; training, checkpointed"), (0, "")):
+        options = small | {"attn_pdrop": dropout}
+        text = str(plan("hf:GPT2LMHeadModel", "1GiB", **shape, options=options))
+        assert (f"Attention computes all scores in {uses}. The reason is" in text) == bool(uses)
+
+
 @pytest.mark.parametrize("vocab", [10_007, 20_014, 65_537])
 def test_weights_do_not_grow_with_the_batch_whatever_prime_their_size_has(vocab):
     options = LLAMA | {"vocab_size": vocab, "tie_word_embeddings": True}
