@@ -46,38 +46,47 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.current = 0
         self.peak = 0
-        self._alive = {}  # key of a live storage → a weak reference to it
+        self._alive = {}  # key of a live storage → its bytes and a weak reference to it
         self._operation = None  # the last operation that began
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors. A storage that several tensors share counts once."""
         for tensor in tensors_in(tensors):
+            if self._has_counted(tensor):
+                continue
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
-            if size and key not in self._alive:
-                died = functools.partial(self._forget, key, size)
-                self._alive[key] = weakref.ref(storage, died)
+            if key in self._alive:  # The storage was resized.
+                self._forget(key)
+            died = functools.partial(self._forget, key)
+            self._alive[key] = size, weakref.ref(storage, died)
+            if size:
                 self._count(key, size)
 
-    def _forget(self, key: int, size: int, _):
+    def _forget(self, key: int, _=None):
         """Stop counting a storage that torch has freed."""
-        del self._alive[key]
-        self._count(key, -size)
+        size, _ = self._alive.pop(key)
+        if size:
+            self._count(key, -size)
 
     def _count(self, key: int, size: int):
         """Add the size of a new storage, or the negative size of a freed storage."""
         self.current += size
         self.peak = max(self.peak, self.current)
 
+    def _has_counted(self, tensor: torch.Tensor) -> bool:
+        size, _ = self._alive.get(storage_key(tensor), (None, None))
+        return size == tensor.untyped_storage().nbytes()
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run the operation and count the storages that it makes."""
+        """Run the operation and count the storages that it makes or resizes."""
         if func is READS_DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device
         self._operation = func
         out = func(*args, **kwargs or {})
-        new = [x for x in tensors_in(out) if storage_key(x) not in self._alive]
-        if new:  # A view or an in-place result uses the storage of an argument.
-            given = {storage_key(x) for x in tensors_in((args, kwargs))}
+        if new := [x for x in tensors_in(out) if not self._has_counted(x)]:
+            # A view or an in-place result uses the storage of an argument.
+            given = {storage_key(x) for x in tensors_in((args, kwargs))} - self._alive.keys()
             self.watch(*(x for x in new if storage_key(x) not in given))
         if workspace := workspace_bytes(func, args):  # An operation frees its own workspace.
             self._count(_WORKSPACE, workspace)

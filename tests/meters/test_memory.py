@@ -5,7 +5,13 @@ import torch
 
 from nanolib.measurement import Status
 from nanolib.meters import memory
-from nanolib.meters.memory import free_bytes, measure_memory, peak_memory, workspace_bytes
+from nanolib.meters.memory import (
+    LiveBytes,
+    free_bytes,
+    measure_memory,
+    peak_memory,
+    workspace_bytes,
+)
 
 
 def test_the_peak_of_a_product_and_its_gradient_is_pinned():
@@ -31,6 +37,18 @@ def test_views_and_results_in_place_do_not_count():
         y.view(4, 16)[0].add_(1)
         x.t().add_(1)
     assert peak.live == 8 * 8 * 4
+
+
+def test_storages_that_grow_or_shrink_count_as_they_are():
+    counter = LiveBytes()
+    with counter:
+        empty = torch.empty(0)
+        torch.add(torch.ones(1000), 1, out=empty)
+        assert counter.current == 4000 and counter.peak == 8000
+        empty.resize_(5000)
+        assert counter.current == counter.peak == 20_000
+        del empty
+        assert counter.current == 0
 
 
 def test_the_resident_peak_sees_what_was_touched():
