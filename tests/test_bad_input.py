@@ -125,6 +125,8 @@ WITHOUT_DATABASE = {
         "memory: could not interpret byte unit: parsec, got '5parsec'"
     ),
     "plan decoder_tiny --memory 80": "memory: '80' is not an amount with a unit, such as 80GiB",
+    "plan hf:T5Model --memory 80GB": "model: hf:T5Model does not read one sequence of tokens",
+    "plan hf:ViTModel --memory 80GB": "model: hf:ViTModel does not read one sequence of tokens",
     "plan decoder_tiny --memory 80,5GB": "memory: '80,5GB' is not an amount with a unit",
     "plan decoder_tiny --memory 0GiB": "memory: Input should be greater than 0, got '0GiB'",
     "plan decoder_tiny --ranks 2 --memory 1GiB": "ranks: must divide batch_size 1, got 2",

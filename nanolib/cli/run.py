@@ -1,5 +1,6 @@
 """Run suites and notebooks, and prepare runs: copy the workbook, list names, plan memory."""
 
+import shlex
 import shutil
 import signal
 import sys
@@ -48,7 +49,7 @@ def init(folder: str) -> None:
         shutil.copytree(source / name, target / name, ignore=unwanted)
     echo(
         f"copied notebooks/, params/ and docs/ to {target}",
-        f"next: cd {target} && nano run quick",
+        f"next: cd {shlex.quote(str(target))} && nano run quick",
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanolib.measurement import Flag, Measurement, Unsupported
+from nanolib.measurement import BadInput, Flag, Measurement, Unsupported
 from nanolib.meters.call_check import CallCheck
 from nanolib.meters.clock import Call, ColdClock, Device, clock_for
 from nanolib.meters.interference import CpuLoad, interference_flags, wait_for_compilers, watch_cpus
+from nanolib.meters.machine import resolve_device
 from nanolib.meters.sampler import (
     CONFIDENCE,
     FLOOR_BLOCKS,
@@ -57,8 +58,8 @@ def measure(
         reason why sampling stopped.
 
     Raises:
-        BadInput: A call only starts its work. For example, a call that returns a future only starts
-            its work.
+        BadInput: A call only starts its work, such as a call that returns a future. Or this machine
+            lacks the device, or a value is not above 0.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -68,7 +69,11 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    timing = Timing({scope: fn}, rel_ci, budget_s, str(device), cold=cold, collect=collect)
+    for name, value in ("rel_ci", rel_ci), ("budget_s", budget_s):
+        if not value > 0:  # A comparison with NaN is false.
+            raise BadInput(f"{name}: must be above 0, got {value}")
+    device = resolve_device(str(device))
+    timing = Timing({scope: fn}, rel_ci, budget_s, device, cold=cold, collect=collect)
     return measure_phases(timing)[scope]
 
 

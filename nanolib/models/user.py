@@ -246,12 +246,18 @@ def hugging_face_config(name: str, options: Mapping[str, Any]):
     try:
         with silent():
             config = config_class(**options)
-            config.get_text_config()
+            text = config.get_text_config()
     except Exception as error:
         raise BadInput(
             f"model_options: {name} does not take {quote(dict(options))} ({cause(error)}); "
             "change an option"
         ) from None
+    encodes = config.is_encoder_decoder and not name.endswith("ForCausalLM")
+    if encodes or not hasattr(text, "vocab_size"):
+        raise BadInput(
+            f"model: {name} does not read one sequence of tokens; use a class such as "
+            "LlamaForCausalLM"
+        )
     return config
 
 

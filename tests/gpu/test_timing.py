@@ -75,6 +75,7 @@ def measured(monkeypatch):
         )
         clock, stream = clocks.CudaClock("cuda:0", nvml), Stream(monkeypatch, launch_ms, kernel_ms)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
+        monkeypatch.setattr(latency, "resolve_device", str)
         on_cpu = lambda clock, device: clocks.ColdClock(clock, "cpu")  # noqa: E731
         monkeypatch.setattr(latency, "ColdClock", on_cpu)
         return latency.measure(lambda: call(stream), 0.01, budget_s, device="cuda:0", cold=cold)

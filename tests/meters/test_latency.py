@@ -1,13 +1,14 @@
 """Latency: which blocks are timed, when it stops, and what the row says of them."""
 
 import gc
+import math
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
-from nanolib.measurement import Flag
+from nanolib.measurement import BadInput, Flag
 from nanolib.meters import latency, sampler
 from nanolib.meters.interference import CpuLoad
 from nanolib.meters.latency import measure, measure_phases, summarize
@@ -203,3 +204,16 @@ def test_the_collector_is_off_inside_and_as_before_after_an_error(
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rel_ci": math.nan}, "rel_ci: must be above 0, got nan"),
+        ({"budget_s": -1}, "budget_s: must be above 0, got -1"),
+        ({"device": "tpu"}, "device: 'tpu' is not available; use auto or one of cpu"),
+    ],
+)
+def test_a_value_that_gives_no_measurement_is_named(options, message):
+    with pytest.raises(BadInput, match=f"^{message}"):
+        measure(lambda: 1, **options)
