@@ -105,8 +105,7 @@ def workspace_bytes(operation, args: Sequence[Any]) -> int:
         operation: An operation, as `__torch_dispatch__` receives it.
         args: Arguments of the operation.
 
-    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`. The peaks of torch's allocator
-    agree within 0.01 % (tests/meters/test_memory.py).
+    Source: torch 2.11, `_flash_attention_backward`, `mha_bwd`. Its allocator agrees within 0.01 %.
     """
     if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
         return 0
