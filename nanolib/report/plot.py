@@ -35,7 +35,9 @@ from nanolib.report.theme import (
 )
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
-_WIDTH = 680  # Width of a chart, in pixels. The panels of a line chart share this width.
+_WIDTH = 680  # Width of a line chart, in pixels. Its panels share this width.
+# Rows share a width with their names and labels, so that JupyterLab cuts no label off.
+_ROW_WIDTH, _LEAST_ROW_WIDTH, _CHARACTER = 800, 300, 6  # in pixels
 _LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
 # Columns with names, whose control characters would crash vl-convert.
 _TEXTS = {"series", "panel", "part", "text", "note"}
@@ -126,7 +128,8 @@ def plot(
             size = {"width": _WIDTH // len(panels), "height": _HEIGHT}
             part, layers = _draw_lines(part, axis, xunit, "x" in log)
         else:
-            size = {"width": _WIDTH, "height": alt.Step(26)}
+            words = _CHARACTER * sum(data[name].str.len().max() for name in ("series", "text"))
+            size = {"width": max(_LEAST_ROW_WIDTH, _ROW_WIDTH - words), "height": alt.Step(26)}
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
         chart = alt.layer(*_draw_guides(axis, ref, band), *layers, data=part, **size)
         if len(panels) > 1:
