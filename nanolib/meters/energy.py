@@ -21,7 +21,7 @@ import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.clock import Device, synchronizer
-from nanolib.meters.integration import count, integrate
+from nanolib.meters.integration import count, integrate, longest_standstill
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.power import EstimateSource, Reading, find_sources
 from nanolib.meters.recording import Trace
@@ -91,15 +91,23 @@ class Track:
         # nanolib copies the readings, because the sampling thread adds readings at any time.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
-        if np.isnan(joules).all():
-            found = integrate(t, np.where(watts > 0, watts, math.nan), *span)
-        else:
-            found = count(t, joules, *span, period_s)
-            if not found.estimate:
-                raise BadInput(
-                    f"{name} of {self.source.of} did not change in {seconds:.3g} s, so the "
-                    "readings are not valid; replay another recording of the power (power_trace)"
-                )
+        inside = (window.start_s <= t) & (t <= window.end_s)
+        is_counter, wrong = not np.isnan(joules).all(), ""
+        if is_counter:
+            usual_s = max(period_s, float(np.median(np.diff(t))))
+            still_s = longest_standstill(t[inside], joules[inside])
+            if still_s >= MIN_PERIODS / 2 * usual_s:
+                wrong = f"did not change in {still_s:.3g} of {seconds:.3g} s"
+        elif (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
+            wrong = "read 0 W"
+        if wrong:
+            raise BadInput(
+                f"{name} of {self.source.of} {wrong}, so the readings are not valid; replay "
+                "another recording of the power (power_trace)"
+            )
+        if is_counter:
+            return count(t, joules, *span, period_s)
+        found = integrate(t, np.where(watts > 0, watts, math.nan), *span)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
         low, high = (integrate(t, end, *span).estimate for end in (low, high))

@@ -109,24 +109,45 @@ def count(
     return Interval(float(low), float(energy), float(high))
 
 
+def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
+    """Return the longest time without a change of a counter, s. Ignore NaN.
+
+    Args:
+        t_s: Moments of the readings in order, s, shape [n].
+        joules: Value of the counter at each moment, J, shape [n].
+    """
+    read = ~np.isnan(joules)
+    t, counted = t_s[read], joules[read]
+    changes = np.flatnonzero(np.diff(counted)) + 1
+    first, last = np.r_[0, changes], np.r_[changes, len(t)] - 1
+    # A short window may contain no reading.
+    return float((t[last] - t[first]).max()) if len(t) else 0.0
+
+
 def _valid_readings(
     t_s: ArrayLike, values: ArrayLike, start_s: float, end_s: float, lag_s: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the moments and values of readings that did not fail, and which readings these are."""
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
-    if t.shape != x.shape or not (np.diff(t) >= 0).all():
-        raise BadInput("t_s: give one moment for each value, sorted by time and without NaN")
+    if t.shape != x.shape:
+        raise BadInput(f"t_s: has {t.size} moments for {x.size} values; give one for each value")
     read = ~np.isnan(x)
-    t, known = t[read], x[read]
-    if len(known) < 2 or not ((known >= 0) & (known < math.inf)).all():
+    known = x[read]
+    if len(known) < 2:
+        raise BadInput(f"power_w: {len(known)} sample(s) are not NaN; give at least two samples")
+    if not ((known >= 0) & (known < math.inf)).all():
+        raise BadInput("power_w: a sample is infinite or below 0; give finite values from 0")
+    if not (np.diff(t) >= 0).all():
+        raise BadInput("t_s: a moment is NaN or out of order; sort the samples by time")
+    if not start_s < end_s:
         raise BadInput(
-            f"power_w: {len(known)} of {x.size} samples are known; give at least two, finite and "
-            "from 0"
+            f"end_s: {end_s} is not after start_s {start_s}; give an end after the start"
         )
-    if not t[0] <= start_s < end_s <= t[-1] - lag_s:
+    t = t[read]
+    if start_s < t[0] or end_s + lag_s > t[-1]:
         raise BadInput(
-            f"start_s, end_s: {start_s} to {end_s} is empty or reaches beyond the samples, {t[0]} "
-            f"to {t[-1]}; take samples before and after the window"
+            f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
+            "take samples before and after the window"
         )
     return t, known, read
 

@@ -28,12 +28,12 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     ("t", "p", "start", "end", "words"),
     [
         ([0, 1], [1, 1], -1, 1, "reaches beyond"),
-        ([0, 1], [1, 1], 1, 1, "is empty or"),
-        ([0, 1, 2], [1, 1], 0, 1, "one moment for each"),
-        ([1, 0], [1, 1], 0, 1, "sorted by time"),
-        ([0, NAN, 2], [1, 1, 1], 0, 2, "without NaN"),
+        ([0, 1], [1, 1], 1, 1, "not after"),
+        ([0, 1, 2], [1, 1], 0, 1, "3 moments for 2 values"),
+        ([1, 0], [1, 1], 0, 1, "out of order"),
+        ([0, NAN, 2], [1, 1, 1], 0, 2, "a moment is NaN"),
         ([0, 1], [1, NAN], 0, 1, "at least two"),
-        ([0, 1, 2], [1, -1, 1], 0, 2, "finite and from 0"),
+        ([0, 1, 2], [1, -1, 1], 0, 2, "infinite or below 0"),
         ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),
     ],
 )
