@@ -1,7 +1,7 @@
 """Describe the machine: hardware, supported dtypes, and resources that this process may use.
 
-nanolib reads the control groups of cgroup v2. The limit of a group applies to all inner groups, so
-nanolib reads the limits of the process's own group and of all visible outer groups.
+nanolib supports control groups of cgroup v2 and v1. The limit of a group applies to all inner
+groups, so nanolib reads the limits of the process's own group and of all visible outer groups.
 """
 
 import contextlib
@@ -199,6 +199,12 @@ def versions() -> dict[str, str]:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
+# For cgroup v2 and for v1: the file with the memory limit, the file with the memory use, and the
+# field with the inactive file cache. The kernel frees this cache when programs need memory.
+_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 class Quota(NamedTuple):
@@ -229,12 +235,16 @@ def usable_cpus() -> set[int]:
 def cpu_quotas() -> list[Quota]:
     """Return the CPU quotas of the process's control group and of all outer groups."""
     found = []
-    for group in _groups():
-        quota, *period = _text_of(group / "cpu.max").split() or ["max"]
-        if quota != "max":
-            counts = _fields(group / "cpu.stat")
-            periods = (counts.get(name, 0) for name in ("nr_periods", "nr_throttled"))
-            found.append(Quota(int(quota) / int(*period), *periods))
+    for group in _groups("cpu"):
+        # cgroup v2 has one file for the quota, and v1 has two files. Without a quota, the first
+        # word is "max" or "-1".
+        files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+        with contextlib.suppress(OSError):
+            words = " ".join(map(_text_of, files)).split()
+            if words and words[0] not in ("max", "-1"):
+                counts = _fields(group / "cpu.stat")
+                periods = (counts.get(name, 0) for name in ("nr_periods", "nr_throttled"))
+                found.append(Quota(int(words[0]) / int(words[1]), *periods))
     return found
 
 
@@ -244,12 +254,12 @@ def memory_limits() -> list[tuple[int, int]]:
     The memory use does not include the inactive file cache.
     """
     found = []
-    for group in _groups():
-        limit = _text_of(group / "memory.max")
-        if limit.isdecimal():  # Otherwise, there is no limit, or no such file.
-            # The kernel frees the inactive file cache when programs need memory.
-            cache = _fields(group / "memory.stat").get("inactive_file", 0)
-            found.append((int(limit), int(_text_of(group / "memory.current")) - cache))
+    for group in _groups("memory"):
+        for limit, used, cached in _MEMORY:
+            # The files of the other cgroup version do not exist, and "max" means no limit.
+            with contextlib.suppress(OSError, ValueError):
+                most, taken = (int((group / name).read_text()) for name in (limit, used))
+                found.append((most, taken - _fields(group / "memory.stat").get(cached, 0)))
     return found
 
 
@@ -268,13 +278,16 @@ def limit_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _groups() -> list[Path]:
+def _groups(controller: str) -> list[Path]:
     """List the folders of the process's control group and of its parents, innermost first."""
-    path = _text_of(_PROC / "cgroup").removeprefix("0::").lstrip("/")
-    own = _MOUNTED / path
+    lines = [line.split(":", 2) for line in _text_of(_PROC / "cgroup").splitlines()]
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    # cgroup v1 has a folder for each controller.
+    top = _MOUNTED / controller if controller in paths else _MOUNTED
+    own = top / paths.get(controller, paths.get("", "/")).lstrip("/")
     if ".." in own.parts or not own.is_dir():  # A container sees its own group as the root.
-        own = _MOUNTED
-    return [own, *(parent for parent in own.parents if parent.is_relative_to(_MOUNTED))]
+        own = top
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
 
 
 def _fields(file: Path) -> dict[str, int]:

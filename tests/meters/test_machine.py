@@ -100,6 +100,8 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
 
 
 GIB = 2**30
+V2 = "0::{path}"
+V1 = "4:memory:{path}\n2:cpu,cpuacct:{path}\n1:name=systemd:/elsewhere\n0::/"
 
 
 @pytest.fixture
@@ -109,8 +111,8 @@ def grouped(monkeypatch, tmp_path):
     free = SimpleNamespace(available=20 * GIB, total=32 * GIB)
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: free)
 
-    def be(path, files):
-        for name, text in {"proc/cgroup": f"0::{path}", **files}.items():
+    def be(version, path, files):
+        for name, text in {"proc/cgroup": version.format(path=path), **files}.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(f"{text}\n")
         monkeypatch.setattr(machine, "_PROC", tmp_path / "proc")
@@ -124,23 +126,35 @@ PARENTS = {"a/cpu.max": "100000 100000", "a/cpu.stat": "nr_periods 30\nnr_thrott
 
 
 @pytest.mark.parametrize(
-    ("path", "files", "quotas", "cores"),
+    ("version", "path", "files", "quotas", "cores"),
     [
         # a container that sees its own as the root
-        ("/", {"cpu.max": "50000 100000"}, [(0.5, 0, 0)], 1),
-        ("/a/b", OWN | PARENTS, [(4.0, 9, 0), (1.0, 30, 7)], 1),
-        ("/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, [], 8),
+        (V2, "/", {"cpu.max": "50000 100000"}, [(0.5, 0, 0)], 1),
+        (V2, "/a/b", OWN | PARENTS, [(4.0, 9, 0), (1.0, 30, 7)], 1),
+        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, [], 8),
+        (V1, "/j", {"cpu/j/cpu.cfs_quota_us": 5, "cpu/j/cpu.cfs_period_us": 2}, [(2.5, 0, 0)], 2),
+        # a container of version 1 is shown its group as the root, and told its name outside
+        (
+            V1,
+            "/docker/x",
+            {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2},
+            [(1.5, 0, 0)],
+            1,
+        ),
     ],
 )
-def test_the_quotas_of_the_own_group_and_its_parents_hold(grouped, path, files, quotas, cores):
-    grouped(path, files)
+def test_the_quotas_of_the_own_group_and_its_parents_hold(
+    grouped, version, path, files, quotas, cores
+):
+    grouped(version, path, files)
     assert (machine.cpu_quotas(), machine.usable_cores()) == (quotas, cores)
 
 
 @pytest.mark.parametrize(
-    ("path", "files"),
+    ("version", "path", "files"),
     [
         (
+            V2,
             "/",
             {
                 "memory.max": GIB,
@@ -149,7 +163,18 @@ def test_the_quotas_of_the_own_group_and_its_parents_hold(grouped, path, files, 
             },
         ),
         (
-            # the parent has less left than the own group
+            V1,
+            "/job",
+            {
+                "memory/memory.limit_in_bytes": 9223372036854771712,
+                "memory/memory.usage_in_bytes": GIB,
+                "memory/job/memory.limit_in_bytes": GIB,
+                "memory/job/memory.usage_in_bytes": GIB // 2,
+                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 4}",
+            },
+        ),
+        (
+            V2,  # the parent has less left than the own group
             "/a/b",
             {
                 "a/memory.max": GIB,
@@ -160,13 +185,13 @@ def test_the_quotas_of_the_own_group_and_its_parents_hold(grouped, path, files, 
         ),
     ],
 )
-def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, path, files):
-    grouped(path, files)
+def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, version, path, files):
+    grouped(version, path, files)
     assert memory.free_bytes() == 3 * GIB // 4
 
 
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
-    grouped("/", {})
+    grouped(V2, "/", {})
     assert (machine.cpu_quotas(), memory.free_bytes()) == ([], 20 * GIB)
     assert (this_machine().ram_gib, this_machine().cores) == (32, 8)
     monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux, which alone has affinity
@@ -183,7 +208,7 @@ def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped,
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        grouped("/", {"cpu.max": "250000 100000"})
+        grouped(V2, "/", {"cpu.max": "250000 100000"})
         with machine.limit_threads():
             assert torch.get_num_threads() == within
         assert torch.get_num_threads() == 4
