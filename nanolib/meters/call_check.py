@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 CACHED = (
@@ -44,7 +45,7 @@ class CallCheck:
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]):
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
-        # Of the first call: the time in ns, the result, and the number of writes to the result.
+        # Of the first call: the time in ns, a function that returns the result, and the writes.
         self._first = None
 
     def __call__(self):
@@ -57,10 +58,10 @@ class CallCheck:
         took_ns = time.perf_counter_ns() - start
         if self._first is None:
             self._refuse_unfinished(result)
-            self._first = took_ns, result, _writes(result)
+            self._first = took_ns, _reference_to(result), _writes(result)
         else:
-            (first_ns, kept, writes), self._first = self._first, None  # The result can be freed.
-            is_same = result is not None and result is kept and _writes(result) == writes
+            first_ns, kept, writes = self._first
+            is_same = result is not None and result is kept() and _writes(result) == writes
             self.is_cached |= is_same and first_ns >= _CACHED_RATIO * took_ns
         return result
 
@@ -73,6 +74,14 @@ class CallCheck:
             found.close()  # Otherwise, Python warns that the coroutine was never awaited.
         why = f"a call only starts the work and returns a {type(found).__name__}"
         raise self._error(f"{self._what}: {why}; give a function that finishes the work")
+
+
+def _reference_to(result) -> Callable[[], object]:
+    """Return a weak reference to the result if possible, or otherwise a strong reference."""
+    try:
+        return weakref.ref(result)
+    except TypeError:
+        return lambda: result
 
 
 def _writes(result) -> int:
