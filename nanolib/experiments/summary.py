@@ -66,8 +66,8 @@ def answers(rows: pd.DataFrame) -> list[Finding]:
     found = []
     for section in sections():
         if section.experiment in set(rows["experiment"]):
-            first = section.verdict(rows)[0]
-            found.append(replace(first, about=f"{section.question} {first.about}".strip()))
+            for first in section.verdict(rows)[:1]:
+                found.append(replace(first, about=f"{section.question} {first.about}".strip()))
     return found
 
 

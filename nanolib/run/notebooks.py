@@ -124,7 +124,8 @@ def run_jobs(
 
     with bar, contextlib.suppress(KeyboardInterrupt):
         for job, result in zip(jobs, results, strict=True):
-            say(f"{result.name}: {result.cases} cases")
+            cases = f"{result.cases} cases" if result.cases else "reads the database"
+            say(f"{result.name}: {cases}")
             run_job(job, result, command, bar, say)
             for line in (str(result), *conclude(result)):
                 say(line)

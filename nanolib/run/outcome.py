@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -119,7 +119,7 @@ class Outcome:
         start = time.perf_counter()
         try:
             # A timer of 0 s would never expire.
-            with _time_limit(max(timeout_s - self.seconds, 0.001), CaseTimeout()):
+            with _time_limit(max(timeout_s - self.seconds, 0.001)):
                 yield
         except CaseTimeout:
             self.mark_timed_out(timeout_s)
@@ -144,25 +144,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
-def planning_time_limit() -> AbstractContextManager[None]:
+@contextmanager
+def planning_time_limit() -> Iterator[None]:
     """Limit the time within the context to 60 s, for a user's code on tensors without data.
 
     Raises:
         TimeoutError: The code within the context took more than 60 s.
     """
-    message = f"the call takes more than {_PLAN_S:g} s on tensors without data"
-    return _time_limit(_PLAN_S, TimeoutError(message))
+    try:
+        with _time_limit(_PLAN_S):
+            yield
+    except CaseTimeout:
+        message = f"the call takes more than {_PLAN_S:g} s on tensors without data"
+        raise TimeoutError(message) from None
 
 
 @contextmanager
-def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise an exception after a time in s. Outside the main thread, there is no limit."""
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise `CaseTimeout` after a time in s. Outside the main thread, there is no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(*_):
-        raise error
+        raise CaseTimeout
 
     before = signal.signal(signal.SIGALRM, expire)
     outer_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)

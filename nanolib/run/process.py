@@ -65,8 +65,7 @@ def call_in_process(
     theirs.close()
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
-        # The new process calls `exit_with_parent` before it unpickles the function, because
-        # unpickling imports torch, which takes seconds.
+        # Unpickling imports torch, which takes seconds. `exit_with_parent` must run before.
         ours.send((function, arguments))
         while not stopped():
             if ours.poll(_POLL_S):
@@ -128,7 +127,7 @@ def execute(
     """Execute a notebook with papermill, for `call_in_process`.
 
     Args:
-        send: Function that this function does not call.
+        send: Not used.
         source: The notebook.
         target: File of the executed notebook.
         parameters: Parameters to inject into the notebook.
@@ -143,7 +142,9 @@ def execute(
 
     os.environ |= variables
     try:
-        papermill.execute_notebook(source, target, parameters, progress_bar=False)
+        # Papermill replaces names in braces by parameters, even in a path.
+        paths = (str(path).replace("{", "{{").replace("}", "}}") for path in (source, target))
+        papermill.execute_notebook(*paths, parameters, progress_bar=False)
     except Exception as error:
         traceback.print_exc()
         # The text of papermill's own exception contains the traceback of the cell.
@@ -198,8 +199,16 @@ def describe_exit(code: int, errors: str = "") -> str:
             description.
     """
     if code < 0:
-        return f"the process was killed by {signal.Signals(-code).name}"
+        return f"the process was killed by {signal_name(-code)}"
     return ": ".join([f"the process exited with code {code}", *errors.strip().splitlines()[-1:]])
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL, or its number if it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def say(line: str) -> None:
@@ -266,21 +275,26 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # A killed run leaves its file, which another user cannot delete. The name in the file is
-        # then out of date.
-        with contextlib.suppress(OSError):
-            owner.unlink(missing_ok=True)
-            with owner.open("x") as file:  # Unlike "w", "x" never follows another user's link.
-                file.write(f"process {os.getpid()} ({what})")
+        # If the file belongs to another user, it keeps its text.
+        with contextlib.suppress(OSError), open(owner, "w", opener=_open_file) as file:
+            file.write(f"{os.getpid()} {what}")
         yield
     finally:
-        with contextlib.suppress(OSError):
-            owner.unlink()
         lock.release()
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file, but never follow a link or wait for a pipe that another user has left there."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
 
 def _read(owner: Path) -> str:
     """Return the process and the run that the owner file names."""
-    with contextlib.suppress(OSError):
-        return owner.read_text()
+    import psutil
+
+    with contextlib.suppress(OSError, ValueError):
+        with open(owner, errors="replace", opener=_open_file) as file:
+            pid, _, what = file.read().partition(" ")
+        if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
+            return f"process {int(pid)} ({what})"
     return "another process"

@@ -74,7 +74,7 @@ def test_a_job_that_is_not_done_says_why(store, reason, message, said):
 
 @pytest.mark.notebook
 def test_a_cell_that_fails_ends_the_notebook_with_its_message(tmp_path):
-    paths = [tmp_path / f"{name}.ipynb" for name in ("source", "target")]
+    paths = [tmp_path / f"{name} {{label}}.ipynb" for name in ("source", "target")]
     kernel = {"name": "python3", "language": "python", "display_name": "Python"}
     cells = [nbformat.v4.new_code_cell("1 / 0")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), paths[0])

@@ -87,10 +87,15 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place):
     assert len(error.value.lines) == 1 and precious.read_text() == "precious"
 
 
-def test_the_name_of_the_owner_does_not_go_through_a_link_of_somebody_else(place, tmp_path):
+def test_the_name_of_the_owner_does_not_go_through_a_link_or_a_pipe_of_somebody_else(
+    place, tmp_path
+):
     victim, owner = tmp_path / "victim", place.with_suffix(".owner")
     victim.write_text("mine")
     owner.symlink_to(victim)
     with device_lock("d", "me"):
-        assert victim.read_text() == "mine" and _owner() == f"process {os.getpid()} (me)"
-    assert not owner.exists() and victim.exists()
+        assert victim.read_text() == "mine" and process._read(owner) == "another process"
+    owner.unlink()
+    os.mkfifo(owner)  # Nobody reads or writes it.
+    with device_lock("d", "me"):
+        assert process._read(owner) == "another process"

@@ -105,6 +105,7 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
 
 def test_how_a_process_ended_is_said_in_words():
     assert describe_exit(-9) == "the process was killed by SIGKILL"
+    assert describe_exit(-40) == "the process was killed by signal 40"
     assert describe_exit(3, "one\ntwo\n") == "the process exited with code 3: two"
 
 

@@ -44,7 +44,7 @@ def test_a_plan_says_that_attention_computes_all_scores():
 
 
 @pytest.mark.parametrize("vocab", [10_007, 20_014, 65_537])
-def test_weights_do_not_grow_with_the_batch_whatever_prime_their_size_has(vocab):
+def test_weights_do_not_grow_with_the_batch(vocab):
     options = LLAMA | {"vocab_size": vocab, "tie_word_embeddings": True}
     sizes = [plan_use(checked(HF, 16, batch, options), "inference", 16, batch) for batch in (1, 8)]
     one, eight = (found.bytes_by_kind[MemoryKind.WEIGHTS] for found in sizes)
