@@ -20,8 +20,8 @@ from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of the forward pass.
 # Fused attention recomputes the scores in the backward pass: five products instead of four.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-# A bias of -10,000 or less masks a pair. All 16-bit dtypes can represent this bias.
-_MASKED = -1e4
+_MASKED = -1e4  # This bias or less masks a pair. All 16-bit dtypes can represent the bias.
+_ROWS = 1024  # Number of queries for which nanolib evaluates a mask at once.
 _LOOK_UPS = {
     torch.ops.aten.embedding,
     torch.ops.aten.index,
@@ -70,8 +70,7 @@ class FlopCount:
         uncounted: Names of operations that count as 0 FLOPs, because they have no formula.
         unread_masks: Number of attention calls whose mask is a fake tensor, which has no data. In
             these calls, all pairs count.
-        has_split_attention: Whether attention ran as matrix products, without a fused kernel. All
-            pairs of these products count, masked or not.
+        has_split_attention: Whether attention ran as products, so that masked pairs count too.
     """
 
     kept: int = 0
@@ -175,7 +174,11 @@ class _Counter(TorchDispatchMode):
         mask = next(x for x in args[3:] if isinstance(x, tuple) and x and callable(x[-1]))
         batch, heads = mask[2].shape[:2]
         q_len, kv_len = q.shape[-2], k.shape[-2]
-        kept = self._sum_of(create_mask(mask[-1], batch, heads, q_len, kv_len, q.device))
+        kept = 0
+        for start in range(0, q_len, _ROWS):
+            rows = min(_ROWS, q_len - start)
+            shifted = lambda b, h, i, j, start=start: mask[-1](b, h, i + start, j)  # noqa: E731
+            kept += self._sum_of(create_mask(shifted, batch, heads, rows, kv_len, q.device))
         self._add_attention(name, q, k, v, kept, batch * heads * q_len * kv_len)
 
     def _sum_of(self, is_kept: Tensor) -> int:
